@@ -21,16 +21,16 @@ KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
     if (part.column >= 0) single = to_float(x_row[part.column]);
     part.load(x_row, load_policy(params.loads_last));
 
-    const MergeMaxSum merge{params.scale * kLog2E};
-    const MaxSum of_warp = rows::warp_max_sum(part, single, merge.exponent_scale);
+    const MergeMaxSum merge{params.exponent_scale};
+    const MaxSum of_warp = rows::warp_max_sum(part, single, params.exponent_scale);
     const MaxSum total =
         rows::merge_cluster(of_warp, MaxSum{-kLargestFloat, 0.0f}, rank, blocks, merge);
     Element* y_row =
         static_cast<Element*>(y) + row * params.layout.outer_strides[0][rows::SoftmaxParams::kY];
     const StorePolicy policy = store_policy(row >= params.stores_last_from);
     if (params.log) {
-        rows::store<true>(y_row, part, single, total, params.scale, policy);
+        rows::store<true>(y_row, part, single, total, params, policy);
     } else {
-        rows::store<false>(y_row, part, single, total, params.scale, policy);
+        rows::store<false>(y_row, part, single, total, params, policy);
     }
 }

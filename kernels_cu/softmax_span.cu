@@ -18,9 +18,9 @@ KERNEL void softmax_span(const Element* x, const uint8_t*, void* y, MaxSum*,
     span.loaded();
     const int begin = span.begin + t.row_in_block * num_cols;
     if (t.count < kWarpSize) {
-        softmax_span_row<1>(tile, begin, t, num_cols, params.log != 0, params.scale);
+        softmax_span_row<1>(tile, begin, t, num_cols, params);
     } else {
-        softmax_span_row<kWarpSize>(tile, begin, t, num_cols, params.log != 0, params.scale);
+        softmax_span_row<kWarpSize>(tile, begin, t, num_cols, params);
     }
     sync_block();
     span.store(tile.vectors, static_cast<Element*>(y),

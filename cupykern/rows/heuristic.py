@@ -23,25 +23,27 @@ class RowTile(NamedTuple):
 
 _MOST_EACH, _MOST_THREADS = 8, 512
 # The estimated time of a tile is waste ** _WASTE, times 1 + _DISTANCE for each vector per thread
-# more or fewer than _BEST_EACH, times _LARGE above 256 threads per row, of which few fit on an SM.
-# waste: vectors that the threads can hold over the row's.  Fitted to norms of 19 lengths (H200,
-# BF16 and FP32, with and without residual and quantization); the minimum is flat: half and twice
-# the constants lose less than 0.5%.
-_WASTE, _DISTANCE, _BEST_EACH, _LARGE = 0.2, 0.01, 4, 1.06
+# more or fewer than the best number, times _LARGE above 256 threads per row, of which few fit on an
+# SM, times _PREDICATED if some threads have fewer vectors.  waste: vectors that the threads can
+# hold over the row's.  Fitted to norms of 19 lengths (H200, BF16 and FP32, with and without
+# residual and quantization); the minimum is flat: half and twice the constants lose less than 0.5%.
+_WASTE, _DISTANCE, _LARGE, _PREDICATED = 0.2, 0.012, 1.04, 1.04
 
 
 @cache
-def row_tiles(vectors: int) -> tuple[RowTile, ...]:
+def row_tiles(vectors: int, best_each: int = 4) -> tuple[RowTile, ...]:
     """Tiles that hold a row of `vectors` vectors in one block, the estimated fastest first.
 
     Up to 32 threads per row are a power of two, within a warp; more are whole warps of 64 threads.
+    best_each: vectors per thread that are fastest: 4 in registers, 8 in shared memory.
     """
 
     def estimate(tile: RowTile) -> float:
         waste = tile.threads_per_row * tile.vectors_per_thread / max(vectors, 1)
-        distance = abs(tile.vectors_per_thread - _BEST_EACH)
+        distance = abs(tile.vectors_per_thread - best_each)
         large = _LARGE if tile.threads_per_row > 256 else 1.0
-        return waste**_WASTE * (1 + _DISTANCE * distance) * large
+        predicated = 1.0 if waste == 1.0 else _PREDICATED
+        return waste**_WASTE * (1 + _DISTANCE * distance) * large * predicated
 
     found = []
     for each in range(1, _MOST_EACH + 1):
@@ -104,7 +106,7 @@ def _fitted(rows: Rows) -> tuple[SharedRows, ...]:
         width = VECTOR_BYTES // rows.itemsize
         return tuple(
             SharedRows(threads, threads_per_row, width, each)
-            for threads, threads_per_row, each in row_tiles(-(-elements // width))[:1]
+            for threads, threads_per_row, each in row_tiles(-(-elements // width), best_each=8)[:1]
         )
     each = 8 if elements <= 64 else 16
     threads = threads_for(elements, each)

@@ -17,6 +17,7 @@ from .rows import RowPlan, evicts_last, row_plan
 from .softmax_configs import ClusterRows, RegisterRows
 from .softmax_heuristic import softmax_configs_of
 
+_LOG2_E = np.float32(np.log2(np.e))
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
@@ -81,6 +82,7 @@ def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
     layout, itemsize = task.layout, task.x_dtype.itemsize
     params = zeros("rows/softmax_params.cuh", "SoftmaxParams")
     params["scale"] = task.scale
+    params["exponent_scale"] = params["scale"] * _LOG2_E  # in FP32
     params["dtype"] = dtypes.CODES[task.y_dtype]
     params["log"] = task.log
     params["blocks"] = config.cluster_size

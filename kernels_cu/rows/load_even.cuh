@@ -79,15 +79,13 @@ struct EvenTile {
     DEVICE float count_of(int part) const {
         if (kUnpredicated || num_cols == chunk()) return float(kBlockChunk / kWarpsPerRow);
         if (kPartials == 1) return float(num_cols);
-        const int total = num_cols / kVectorWidth;
+        // All threads of the row have `full` vectors, the first `rest` one more.
+        const unsigned total = unsigned(num_cols) / kVectorWidth;
+        const unsigned threads = unsigned(t.blocks * kThreadsPerRow), full = total / threads;
         const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
-        int vectors = 0;
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            const int rest = total - (i * t.blocks + rank) * kThreadsPerRow - first;
-            vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
-        }
-        return float(vectors * kVectorWidth);
+        const int rest = int(total - full * threads) - (rank * kThreadsPerRow + first);
+        const int more = rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
+        return float((int(full) * kWarpSize + more) * kVectorWidth);
     }
 };
 

@@ -28,14 +28,13 @@ DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single, float exponent_s
 
 template <bool kLog>
 DEVICE void store(Element* y_row, const ClusterRow& row, float single, const MaxSum& total,
-                  float scale, StorePolicy policy) {
-    const float exponent_scale = scale * kLog2E;
+                  const SoftmaxParams& params, StorePolicy policy) {
     const float log_sum = kLog ? log_accurate(total.sum) : 0.0f;
     const float factor = reciprocal_approx(total.sum);
     row.store(y_row, single, policy, [&](float value) {
         const float distance = value - total.max;
-        return kLog ? multiply_add(distance, scale, -log_sum)
-                    : exp2_approx(distance * exponent_scale) * factor;
+        return kLog ? multiply_add(distance, params.scale, -log_sum)
+                    : exp2_approx(distance * params.exponent_scale) * factor;
     });
 }
 

@@ -21,7 +21,7 @@ struct RegisterSoftmax {
             }
         }
         max = reduce_in_warp(max, Max());
-        const MergeMaxSum merge{params.scale * kLog2E};
+        const MergeMaxSum merge{params.exponent_scale};
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {

@@ -6,18 +6,19 @@
 namespace rows {
 
 template <bool kLog, int kStep>
-DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t, float scale) {
+DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t,
+                             const SoftmaxParams& params) {
     SpanValues x;
     row.load(x, -kInfinity);
     float max = -kLargestFloat;
     row.for_values(x, [&](float value) { max = maximum(max, value); });
     max = t.combine_in_warp(max, Max());
-    const MergeMaxSum merge{scale * kLog2E};
+    const MergeMaxSum merge{params.exponent_scale};
     float sum = 0.0f;
     row.for_values(
         x, [&](float& value) { sum += exponentiate<kLog>(value, max, merge.exponent_scale); });
     const MaxSum of_warp{max, t.combine_in_warp(sum, Sum())};
-    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge), scale);
+    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge), params.scale);
     epilogue.rescale(max, merge);
 
     row.for_values(x, [&](float& value) { value = epilogue(value); });
@@ -25,12 +26,12 @@ DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t, flo
 }
 template <int kStep>
 DEVICE void softmax_span_row(SpanStorage& tile, int begin, const RowThreads& t, int num_cols,
-                             bool log, float scale) {
+                             const SoftmaxParams& params) {
     const SpanRow<kStep> row(tile, begin, t, num_cols);
-    if (log) {
-        softmax_span_row<true>(row, t, scale);
+    if (params.log) {
+        softmax_span_row<true>(row, t, params);
     } else {
-        softmax_span_row<false>(row, t, scale);
+        softmax_span_row<false>(row, t, params);
     }
 }
 

@@ -80,7 +80,9 @@ FAULTS = {
         "return {of_warp.max, merge.across_lanes(total, 1, kWarpSize).sum};",
         "shifted",
     ),
-    "no logarithm of the sum": Fault(FUNCTOR, "scale, -log_sum)", "scale, 0.0f)", "one block"),
+    "no logarithm of the sum": Fault(
+        FUNCTOR, "params.scale, -log_sum)", "params.scale, 0.0f)", "one block"
+    ),
     "the stride of x for y": Fault(
         CLUSTER,
         "row * params.layout.outer_strides[0][rows::SoftmaxParams::kY]",
