@@ -26,6 +26,17 @@ struct Token {
     }
 };
 
+// A block's tokens from `first` on: how many there are, and their indices.
+DEVICE int tokens_from(const RopeParams& p, int first) {
+    const int left = p.num_tokens - first;
+    return left < kTokens ? left : kTokens;
+}
+DEVICE void find_tokens(const RopeParams& p, int first, Token (&tokens)[kTokens]) {
+    tokens[0] = Token(p, first);
+#pragma unroll
+    for (int i = 1; i < kTokens; ++i) tokens[i] = tokens[i - 1].next(p);
+}
+
 // The place of a token's keys and values in the outputs.
 struct Slot {
     int32_t page, number;  // page: the sequence if the cache is contiguous

@@ -15,6 +15,7 @@ from cupykern.ops.problems.rope import RopeProblem
 from cupykern.ops.rope_and_cache import OP
 
 KERNEL = "rope_and_cache.cu"
+BLOCK = "rope/block.cuh"
 HEAD = "rope/head_vector.cuh"
 TOKEN = "rope/token.cuh"
 PARAMS = "rope/params.cuh"
@@ -72,9 +73,9 @@ FAULTS = {
         HEAD, "columns.second * stride, dtype", "(2 * i + 1) * stride, dtype", "norms"
     ),
     "values are normalised": Fault(
-        KERNEL, ": is_k && k_weight", ": k_weight != nullptr", "8 bits"
+        BLOCK, ": is_k && has_k_norm", ": has_k_norm", "8 bits"
     ),
-    "values are rotated": Fault(KERNEL, "if (is_q || is_k) x.rotate", "x.rotate", "8 bits"),
+    "values are rotated": Fault(BLOCK, "if (is_q || is_k) x.rotate", "x.rotate", "8 bits"),
     "the first page for all": Fault(TOKEN, "index * p.table_strides[1]", "0", "pages"),
     "pages that are not there": Fault(
         TOKEN, "exists = page >= 0 && page < p.num_pages;",
@@ -88,26 +89,26 @@ FAULTS = {
         TOKEN, "position < p.num_slots);",
         "position <= p.num_slots); number = number == p.num_slots ? 0 : number;", "contiguous",
     ),
-    "values where keys go": Fault(KERNEL, "is_q ? out : is_k ? k_out : v_out",
-        "is_q ? out : k_out", "contiguous"),
+    "values where keys go": Fault(BLOCK, "is_q ? out.q : is_k ? out.k : out.v",
+        "is_q ? out.q : out.k", "contiguous"),
     "the scale multiplies": Fault(
-        KERNEL, "factor = 1.0f / (scales ?", "factor = (scales ?", "8 bits"
+        BLOCK, "return 1.0f / (scales ?", "return (scales ?", "8 bits"
     ),
     "one scale for all heads": Fault(
-        KERNEL, "head.index * scale_stride(2);", "0;", "8 bits"
+        BLOCK, "inner * stride(1) + head.index * stride(2);", "inner * stride(1);", "8 bits"
     ),
     "the largest of one lane": Fault(
         HEAD, "found.code = other > found.code ? other : found.code;", "(void)other;", "outputs"
     ),
     "every lane writes the scale": Fault(
-        KERNEL, "if (lane == 0) scales[of_scale]", "scales[of_scale + lane]", "outputs"
+        BLOCK, "if (lane == 0) scales[of_scale]", "scales[of_scale + lane]", "outputs"
     ),
     "the last tokens are left out": Fault(
-        KERNEL, "head.number < p.num_heads && i < num_tokens;",
+        BLOCK, "head.number < p.num_heads && i < num_tokens;",
         "head.number < p.num_heads && i + 1 < num_tokens;", "halves"
     ),
     "tokens beyond the last": Fault(
-        KERNEL, "tokens_left < kTokens ? tokens_left : kTokens", "kTokens", "two tokens"
+        TOKEN, "left < kTokens ? left : kTokens", "kTokens", "two tokens"
     ),
     "a pass of the first heads alone": Fault(
         KERNEL, "if (!vote_any(head.number < p.num_heads)) break;", "break;", "many heads"
