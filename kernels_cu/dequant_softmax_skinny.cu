@@ -26,36 +26,15 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     // The block's column sets, kTileSets to a tile.
     const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
     const int first_set = int(blockIdx.x * num_sets / gridDim.x),
-              last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
-              num_own = last_set - first_set;
-    const int num_k_tiles = int(params.num_k_tiles);
+              last_set = int((blockIdx.x + 1) * num_sets / gridDim.x);
     pipeline::PipelineState<kStages> state;
     if (warp == kWarps) {
-        if (elect_one()) {
-            load_stages(storage, params, a_map, b_map, first_set, last_set, state);
-        }
+        if (elect_one()) load_stages(storage, params, a_map, b_map, first_set, last_set, state);
         sync_warp();
     } else {
         const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
             params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
-        MaxSum seen{-kInfinity, 0.0f};
-        for (int set = first_set; set < last_set; set += kTileSets) {
-            const int own = set - first_set + warp * kWarpCols / kColumns;
-            const bool works = own < num_own;
-            Accumulator<ElementA> acc[1][2] = {};
-#pragma unroll 1
-            for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
-                const SkinnyLogitsStage& stage = storage.stages[state.stage];
-                storage.pipeline.consumer_wait(state);
-                if (works) multiply_stage(stage, warp * kWarpCols, acc);
-                storage.pipeline.consumer_release(state.stage);
-            }
-            if (!works) continue;
-            store_logits(storage.logits[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols,
-                         acc, seen);
-        }
-        const int lane = threadIdx.x % 32;
-        if (lane % 2 == 0) storage.of_warps[warp][lane / 2] = seen;
+        consume_stages(storage, params, epilogue, warp, first_set, last_set, state);
     }
     sync_block();
     store_statistics(storage, int(params.epilogue.m), statistics);

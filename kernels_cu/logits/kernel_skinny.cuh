@@ -1,5 +1,5 @@
-// The skinny GEMM for logits around a consumer warp's work: the producer's loads, and the merge of
-// the warps' statistics.
+// The skinny GEMM for logits: the producer's loads, the consumers' tiles, and the merge of the
+// warps' statistics.
 #pragma once
 #include "logits/skinny.cuh"
 
@@ -26,6 +26,31 @@ DEVICE void load_stages(SkinnyLogitsStorage& storage, const SkinnyLogitsParams& 
             tma_load(stage.rows[1].bytes, a_map, full, {i * kDepth + 64, 0, 0});
         }
     }
+}
+
+// A warp's columns in the column sets [first_set, last_set): their logits and statistics.
+DEVICE void consume_stages(SkinnyLogitsStorage& storage, const SkinnyLogitsParams& params,
+                           const MatrixEpilogue& epilogue, int warp, int first_set, int last_set,
+                           pipeline::PipelineState<kStages>& state) {
+    const int num_k_tiles = int(params.num_k_tiles), num_own = last_set - first_set;
+    MaxSum seen{-kInfinity, 0.0f};
+    for (int set = first_set; set < last_set; set += kTileSets) {
+        const int own = set - first_set + warp * kWarpCols / kColumns;
+        const bool works = own < num_own;
+        Accumulator<ElementA> acc[1][2] = {};
+#pragma unroll 1
+        for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
+            const SkinnyLogitsStage& stage = storage.stages[state.stage];
+            storage.pipeline.consumer_wait(state);
+            if (works) multiply_stage(stage, warp * kWarpCols, acc);
+            storage.pipeline.consumer_release(state.stage);
+        }
+        if (!works) continue;
+        store_logits(storage.logits[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols,
+                     acc, seen);
+    }
+    const int lane = threadIdx.x % 32;
+    if (lane % 2 == 0) storage.of_warps[warp][lane / 2] = seen;
 }
 
 // Merges the statistics of the warps, in their order.

@@ -16,7 +16,6 @@ LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
 SCALE = "logits/scale_probabilities.cuh"
 EPILOGUE = "logits/epilogue.cuh"
-STREAM = "dequant_softmax_skinny.cu"
 ROLES = "logits/kernel_skinny.cuh"
 PARTS = "logits/skinny.cuh"
 NORMALIZE = "logits/normalize.cuh"
@@ -103,7 +102,7 @@ FAULTS = {
     "a row's statistics before all warps have theirs": Fault(
         NORMALIZE, "= total;\n    sync_block();", "= total;", "shares"
     ),
-    "streams: warps without columns count": Fault(STREAM, "own < num_own;", "true;", "streams"),
+    "streams: warps without columns count": Fault(ROLES, "own < num_own;", "true;", "streams"),
     "streams: statistics of one warp": Fault(
         ROLES, "for (int i = 1; i < kWarps; ++i) total",
         "for (int i = kWarps; i < kWarps; ++i) total", "streams"
