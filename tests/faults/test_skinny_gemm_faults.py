@@ -20,6 +20,7 @@ from skinny_gemm_checks import (
 )
 
 FILE = "skinny_gemm.cu"
+PHASE = "gemm/skinny_phase.cuh"
 PARTS = "gemm/skinny.cuh"
 MISALIGNED = "gemm/misaligned_tile.cuh"
 FMA = "gemm/skinny_fma.cuh"
@@ -67,26 +68,27 @@ FAULTS = {
         "clear_heads(own.stages[stage], x.phases_a, x.before);", "misaligned K-major b"
     ),
     "a does not begin where b does": Fault(
-        FILE, "own_a = a + first_k - before;", "own_a = a + first_k;", "misaligned K-major b"
+        FILE, "own_a = a + first_k - columns.before;", "own_a = a + first_k;",
+        "misaligned K-major b",
     ),
     "k ends as if it began with a chunk": Fault(
-        FILE, "params.k + before,", "params.k,", "misaligned K-major b"
+        PHASE, "params.k + before,", "params.k,", "misaligned K-major b"
     ),
     "what lies behind rows is copied": Fault(
         PARTS, "first + row < own ? bytes : 0", "first + row < own ? 16 : 0", "misaligned K-major b"
     ),
     "results of other columns": Fault(
-        FILE, "phase * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
+        PHASE, "phase * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
     ),
     "columns of all phases": Fault(
-        FILE, "epilogue_params.n = (epilogue_params.n - phase + kPhases - 1) / kPhases;", "",
+        PHASE, "kPhases > 1 ? (n - phase + kPhases - 1) / kPhases : n;", "n;",
         "misaligned K-major b"
     ),
     "a bias of the columns beside": Fault(
-        FILE, "epilogue_params.bias.col *= kPhases;", "", "bias of misaligned K-major b"
+        PHASE, "own.bias.col *= kPhases;", "", "bias of misaligned K-major b"
     ),
     "a residual of the columns beside": Fault(
-        FILE, "epilogue_params.residual.col *= kPhases;", "", "residual of misaligned K-major b"
+        PHASE, "own.residual.col *= kPhases;", "", "residual of misaligned K-major b"
     ),
     "rows begin as the first one does": Fault(
         MISALIGNED, "i % Tile::kRows * step", "0", "misaligned MN-major b"
