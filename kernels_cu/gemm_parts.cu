@@ -17,22 +17,8 @@ KERNEL void gemm_parts(const ElementA* a, const ElementB* b, void* out, const vo
     const GemmWorkTile work = work_tile_of(tile);
     const auto offset = [&](Operand operand) { return tile.batch.offset(operand, work.batch); };
     AccumulatorTile acc{};
-    if (pass != kReducePartials) {
-        const MatrixStrides &of_a = tile.a.block_scales, &of_b = tile.b[0].block_scales;
-        const gemm::PartsSource a_source{
-            {a + offset(kA) + work.row * tile.a.strides.row, tile.a.strides.row, 1,
-             tile.m - work.row, tile.a.dtype, work.row, GroupScales{}},
-            params.part_steps[0],
-            scales_a + offset(kScaleA) + work.row / gemm::kSplitMn * of_a.row};
-        const gemm::PartsSource b_source{
-            {b + offset(kB) + work.col * tile.b[0].strides.col, tile.b[0].strides.col, 1,
-             tile.n - work.col, tile.b[0].dtype, work.col, GroupScales{}},
-            params.part_steps[1],
-            scales_b + offset(kScaleB) + work.col / gemm::kSplitMn * of_b.col};
-        const int64_t first_k = work.split * tile.k_per_split, last_k = first_k + tile.k_per_split;
-        gemm::multiply(storage.stages, a_source, b_source, first_k,
-                       last_k < tile.k ? last_k : tile.k, warp, acc);
-    }
+    if (pass != kReducePartials)
+        multiply_parts(storage, params, work, warp, a, b, scales_a, scales_b, acc);
     if (pass != kSinglePass) exchange_partials(tile, work, warp, partials, pass, acc);
     if (pass == kStorePartials) return;
     const MatrixEpilogue epilogue =

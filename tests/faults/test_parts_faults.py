@@ -13,7 +13,8 @@ from split_float32_checks import TILE, portable
 from cupykern.inputs import values
 from cupykern.precisions import AnyParts, Bf16x6, Fp16x3
 
-MAINLOOP, KERNEL, FLAGGED = "gemm/mainloop_parts.cuh", "gemm_parts.cu", "gemm_flagged.cu"
+MAINLOOP, PARTS = "gemm/mainloop_parts.cuh", "gemm/tile_parts.cuh"
+FLAGGED = "gemm/flagged.cuh"
 FAULTS = {
     "no barrier between stages": Fault(
         MAINLOOP,
@@ -44,14 +45,14 @@ FAULTS = {
         MAINLOOP, "a.scales[k / kSplitK] *", "a.scales[0] *", "scales"
     ),
     "scales of the first rows": Fault(
-        KERNEL, "+ work.row / gemm::kSplitMn * of_a.row", "", "scales"
+        PARTS, "+ work.row / gemm::kSplitMn * of_a.row", "", "scales"
     ),
     "scales of the first columns": Fault(
-        KERNEL, "+ work.col / gemm::kSplitMn * of_b.col", "", "scales"
+        PARTS, "+ work.col / gemm::kSplitMn * of_b.col", "", "scales"
     ),
-    "one matrix's scales": Fault(KERNEL, "scales_b + offset(kScaleB)", "scales_b", "batch"),
+    "one matrix's scales": Fault(PARTS, "scales_b + offset(kScaleB)", "scales_b", "batch"),
     "splits from the same k": Fault(
-        KERNEL, "work.split * tile.k_per_split", "0 * tile.k_per_split", "splits"
+        PARTS, "work.split * tile.k_per_split", "0 * tile.k_per_split", "splits"
     ),
     "tiles are flagged by both operands": Fault(
         FLAGGED, "scales_a[k] < 0 || scales_b[k] < 0", "scales_a[k] < 0 && scales_b[k] < 0",
