@@ -15,31 +15,17 @@ KERNEL void merge_attention(const Element* out1, const float* lse1, const Elemen
     const int64_t row_of_thread =
         int64_t(blockIdx.x) * (rows_at_once * kRows) + (int(threadIdx.x) >> p.lanes_log2);
     for (int vector = lane; vector < p.num_vectors; vector += lanes) {
-        MergeVector vectors1[kRows], vectors2[kRows];
-        float sums1[kRows], sums2[kRows];  // log-sum-exps
-        int64_t to[kRows], to_lse[kRows];
+        MergeRow rows[kRows];
         // All loads of a thread are issued before the first use.
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const int64_t row = row_of_thread + i * rows_at_once;
-            if (row >= p.num_rows) continue;
-            const RowIndex index(p, int(row));
-            const int64_t col = int64_t(vector) * kWidth;
-            sums1[i] = lse1[index.offset(p.lse1_strides)];
-            sums2[i] = lse2[index.offset(p.lse2_strides)];
-            vectors1[i].load(out1 + index.offset(p.strides1) + col * p.steps[0]);
-            vectors2[i].load(out2 + index.offset(p.strides2) + col * p.steps[1]);
-            to[i] = index.offset(p.out_strides) + col * p.steps[2];
-            to_lse[i] = index.offset(p.lse_strides);
+            if (row < p.num_rows) rows[i].load(p, row, vector, out1, lse1, out2, lse2);
         }
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             if (row_of_thread + i * rows_at_once >= p.num_rows) continue;
-            const MergeWeights weights(sums1[i], sums2[i]);
-            MergeVector merged;
-            weights.merge(vectors1[i], vectors2[i], merged);
-            merged.store(out + to[i]);
-            if (vector == 0) lse[to_lse[i]] = weights.lse();
+            rows[i].store(out, lse, vector == 0);
         }
     }
 }

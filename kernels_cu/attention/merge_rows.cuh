@@ -61,3 +61,29 @@ struct RowIndex {
         return index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2];
     }
 };
+
+// A vector of a row of both results.
+struct MergeRow {
+    MergeVector vector1, vector2;
+    float sum1, sum2;  // log-sum-exps
+    int64_t to, to_lse;
+
+    DEVICE void load(const MergeParams& p, int64_t row, int vector, const Element* out1,
+                     const float* lse1, const Element* out2, const float* lse2) {
+        const RowIndex index(p, int(row));
+        const int64_t col = int64_t(vector) * kWidth;
+        sum1 = lse1[index.offset(p.lse1_strides)];
+        sum2 = lse2[index.offset(p.lse2_strides)];
+        vector1.load(out1 + index.offset(p.strides1) + col * p.steps[0]);
+        vector2.load(out2 + index.offset(p.strides2) + col * p.steps[1]);
+        to = index.offset(p.out_strides) + col * p.steps[2];
+        to_lse = index.offset(p.lse_strides);
+    }
+    DEVICE void store(Element* out, float* lse, bool stores_lse) const {
+        const MergeWeights weights(sum1, sum2);
+        MergeVector merged;
+        weights.merge(vector1, vector2, merged);
+        merged.store(out + to);
+        if (stores_lse) lse[to_lse] = weights.lse();
+    }
+};

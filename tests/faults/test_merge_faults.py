@@ -34,9 +34,9 @@ FAULTS = {
         ROWS, "x < kSmallestNormal ? kSmallestNormal : x", "x", "far apart"
     ),
     "strides of the other dim": Fault(
-        KERNEL, "index.offset(p.lse2_strides)", "index.offset(p.lse_strides)", "strides"
+        ROWS, "index.offset(p.lse2_strides)", "index.offset(p.lse_strides)", "strides"
     ),
-    "steps of the first": Fault(KERNEL, "col * p.steps[1]", "col * p.steps[0] * 0", "strides"),
+    "steps of the first": Fault(ROWS, "col * p.steps[1]", "col * p.steps[0] * 0", "strides"),
     "rows after the last": Fault(
         KERNEL, "if (row_of_thread + i * rows_at_once >= p.num_rows) continue;", "", "rows"
     ),
