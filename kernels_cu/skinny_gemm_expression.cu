@@ -30,20 +30,9 @@ KERNEL void skinny_gemm_expression(const ElementA* a, const ElementB* b, void* o
     multiply_columns(storage, {rows, cols, first_k, product.k}, of_a, of_b, scales, [] {});
     const ExpressionOperands operands{
         {x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, params.expression.first_matrix};
-    const MatrixEpilogue matrix{product.epilogue,
-                                out,
-                                nullptr,
-                                nullptr,
-                                SkinnyScales::of_epilogue(scale_a),
-                                SkinnyScales::of_epilogue(scale_b)};
+    const MatrixEpilogue matrix = MatrixEpilogue::of_matrix(
+        product.epilogue, out, nullptr, nullptr, SkinnyScales::of_epilogue(scale_a),
+        SkinnyScales::of_epilogue(scale_b), 0, 0, 0, 0, 0);
     const ExpressionEpilogue<Expression> epilogue{matrix, operands};
-#pragma unroll
-    for (int i = 0; i < kOwnRuns; ++i) {
-        const int number = int(threadIdx.x) + i * kNumThreads, row = number / kRowRuns;
-        const int tile_col = number % kRowRuns * kRun;
-        if (row >= rows || tile_col >= cols) continue;
-        ElementAccumulator totals[kRun] = {};
-        storage.add(row, tile_col, totals);
-        epilogue.store(row, first_col + tile_col, totals);
-    }
+    store_runs(storage, epilogue, first_col, rows, cols);
 }

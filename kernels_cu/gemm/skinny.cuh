@@ -480,3 +480,19 @@ struct FinishedRun {
         epilogue.write(row, col, count, values);
     }
 };
+
+// Stores the runs of the block's valid `rows` rows and `cols` columns by an epilogue that loads
+// nothing ahead.
+template <class Epilogue>
+DEVICE void store_runs(const SkinnyGemmStorage& storage, const Epilogue& epilogue,
+                       int64_t first_col, int rows, int cols) {
+#pragma unroll
+    for (int i = 0; i < kOwnRuns; ++i) {
+        const int number = int(threadIdx.x) + i * kNumThreads, row = number / kRowRuns;
+        const int tile_col = number % kRowRuns * kRun;
+        if (row >= rows || tile_col >= cols) continue;
+        ElementAccumulator totals[kRun] = {};
+        storage.add(row, tile_col, totals);
+        epilogue.store(row, first_col + tile_col, totals);
+    }
+}

@@ -132,18 +132,18 @@ FAULTS = {
         FMA, "return m + i * kLanesM;", "return m + i;", "FP32"
     ),
     "formula: the first block's columns for all": Fault(
-        FORMULA, "epilogue.store(row, first_col + tile_col,", "epilogue.store(row, tile_col,",
+        PARTS, "epilogue.store(row, first_col + tile_col,", "epilogue.store(row, tile_col,",
         "formula"
     ),
     "formula: a block's first columns for all": Fault(
-        FORMULA, "storage.add(row, tile_col, totals)", "storage.add(row, 0, totals)", "formula"
+        PARTS, "storage.add(row, tile_col, totals)", "storage.add(row, 0, totals)", "formula"
     ),
     "formula: the second matrix": Fault(
         FORMULA, "{}, params.expression, params.expression.first_matrix}",
         "{}, params.expression, params.expression.first_matrix + 1}", "formula"
     ),
     "formula: without scales of columns": Fault(
-        FORMULA, "SkinnyScales::of_epilogue(scale_b)}", "nullptr}", "formula"
+        FORMULA, "SkinnyScales::of_epilogue(scale_b), 0", "nullptr, 0", "formula"
     ),
     "formula: NVFP4 scales of the first columns for all": Fault(
         FORMULA, "product.groups, first_col,", "product.groups, 0,", "formula of nvfp4"
