@@ -2,7 +2,7 @@
 // stride, without options but a positive scale.
 //
 // A cluster computes a row (rows/load_cluster.cuh).  Other arguments: see softmax_shared.cu.
-// Constants: Element; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper limits.
+// Constants: Element, kScaled; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper limits.
 // Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
 // params.blocks, dynamic shared memory one vector per vector of the block's threads.
 #include "rows/softmax_cluster.cuh"
@@ -21,8 +21,8 @@ KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
     if (part.column >= 0) single = to_float(x_row[part.column]);
     part.load(x_row, load_policy(params.loads_last));
 
-    const MergeMaxSum merge{params.exponent_scale};
-    const MaxSum of_warp = rows::warp_max_sum(part, single, params.exponent_scale);
+    const MergeMaxSum merge{rows::exponent_scale(params)};
+    const MaxSum of_warp = rows::warp_max_sum(part, single, merge.exponent_scale);
     const MaxSum total =
         rows::merge_cluster(of_warp, MaxSum{-kLargestFloat, 0.0f}, rank, blocks, merge);
     Element* y_row =

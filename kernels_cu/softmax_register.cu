@@ -2,7 +2,7 @@
 // options but a positive scale.
 //
 // A row is read once, into registers.  Other arguments: see softmax_shared.cu.
-// Constants: Element; see also rows/tile.cuh.
+// Constants: Element, kScaled; see also rows/tile.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock)), block (kNumThreads).
 #include "rows/softmax_register.cuh"
 

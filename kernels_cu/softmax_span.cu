@@ -1,7 +1,7 @@
 // softmax_span.cu: y = softmax(x) or log_softmax(x) of contiguous rows of any length, without
 // options but a positive scale (rows/load_span.cuh).
 // Other arguments: see softmax_shared.cu.
-// Constants: Element; see also rows/load_span.cuh.
+// Constants: Element, kScaled; see also rows/load_span.cuh.
 // Launch: grid (ceil(rows / (kNumThreads >> params.threads_log2))), block (kNumThreads), dynamic
 // shared memory sizeof(SpanStorage).
 #include "rows/softmax_span.cuh"

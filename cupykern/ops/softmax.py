@@ -22,6 +22,7 @@ from ..rows.softmax_plan import (
     SoftmaxTask,
     configs,
     softmax_task,
+    softmax_variant,
 )
 from ..runtime import plans
 from ..targets import Target, limits, of_array
@@ -270,19 +271,24 @@ _LENGTHS = (8, 64, 1024, 2880, 4096, 16384, 65536)
 
 def _variants(arch: str) -> tuple[Variant, ...]:
     found = [
-        config.variant("softmax", dtype)
+        softmax_variant(dtype, config, scale=1.0)
         for dtype in DTYPES
         for config in configs_of_any_length(arch, dtype.itemsize)
         if config.has_room(arch, dtype.itemsize)
     ]
+    scaled = _LENGTHS[2:3] if limits.is_measured(arch) else ()
     found += [
-        _configs(SoftmaxProblem((2**15, length), dtype=dtype.name), arch)[0].variant(
-            "softmax", dtype
-        )
+        softmax_variant(dtype, _configs(problem, arch)[0], scale)
         for dtype in DTYPES
-        for length in _LENGTHS
+        for scale, lengths in ((1.0, _LENGTHS), (0.5, scaled))
+        for length in lengths
+        for problem in (SoftmaxProblem((2**15, length), dtype=dtype.name),)
     ]
     return tuple(dict.fromkeys(variant.largest for variant in found))
+
+
+def _scale(problem: SoftmaxProblem) -> float:
+    return 1.0 if problem.scale is None else problem.scale
 
 
 def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[RowConfig, ...]:
@@ -291,7 +297,7 @@ def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[Row
     x = contiguous_operand(problem.shape, dtype.itemsize)
     y = contiguous_operand(problem.shape, y_dtype.itemsize)
     mask = None if problem.mask_shape is None else contiguous_operand(problem.shape, 1)
-    scale = 1.0 if problem.scale is None else problem.scale
+    scale = _scale(problem)
     axis = problem.axis % len(problem.shape)
     task = softmax_task(problem.shape, axis, x, y, mask, (dtype, y_dtype), scale, log)
     return configs(cast(SoftmaxTask, task), limits.device(arch))
@@ -325,7 +331,9 @@ OP = Op(
     work=_work,
     variants=_variants,
     configs=_configs,
-    variant=lambda problem, config: config.variant("softmax", dtypes.NAMES[problem.dtype]),
+    variant=lambda problem, config: softmax_variant(
+        dtypes.NAMES[problem.dtype], config, _scale(problem)
+    ),
     sample=_sample,
 )
 LOG_OP = replace(

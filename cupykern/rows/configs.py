@@ -50,6 +50,8 @@ class RowConfig:
     min_blocks: blocks per SM, which caps registers.
     rows_per_thread: adjacent rows of which a thread has the same columns.
     even, chunked, lanes_across_rows: see EvenRows and SharedRows.
+    any_warps: the threads of a row that has a block to itself are any number of warps, of either
+        size; all else are powers of two.
     suffix: the kernel's name is the op's name with this suffix.
     """
 
@@ -61,6 +63,7 @@ class RowConfig:
     min_blocks: int = 1
     rows_per_thread: int = 1
     even = False
+    any_warps = False
     chunked: bool = False
     lanes_across_rows: bool = False
     suffix = "_shared"
@@ -152,10 +155,8 @@ class RowConfig:
 
     @property
     def _powers_of_two(self) -> tuple[int, ...]:
-        """Sizes that must be.  One row's threads in a block need not: whole warps suffice, of
-        either size."""
         one_row = self.threads_per_row == self.num_threads and not self.lanes_across_rows
-        if one_row and self.num_threads % 64 == 0:
+        if self.any_warps and one_row and self.num_threads % 64 == 0:
             return (self.cluster_size,)
         return self.threads_per_row, self.num_threads, self.cluster_size
 
@@ -196,6 +197,7 @@ class SharedRows(RowConfig):
     min_blocks: int = 1
     lanes_across_rows: bool = False
     chunked: bool = False
+    any_warps = True
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:

@@ -42,6 +42,7 @@ class EvenNormRows(RowConfig):
     weights_first: bool
     generic: bool = False
     even = True
+    any_warps = True
     in_registers: bool
     suffix = "_even"
 

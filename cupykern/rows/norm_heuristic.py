@@ -122,7 +122,7 @@ def _blocks(rows: NormRows, num_threads: int, each: int) -> int:
     more blocks are slower (H200: rms_norm of 952 columns 66 us, 77 with 40 registers)."""
     of_16_bits, plain = rows.itemsize == 2, rows.num_arrays == 1
     if rows.centered and plain:
-        registers = 16 * each + 16 * of_16_bits
+        registers = 16 * each + 16 if of_16_bits else max(64, 16 * each)
     else:
         registers = 32 + 8 * each + 8 * rows.centered + 8 * (of_16_bits and not plain)
     return register_cap(rows.arch, max(1, 65536 // num_threads // registers))

@@ -56,6 +56,7 @@ class EvenRows(RowConfig):
     min_blocks: int = 1
     chunked: bool = False
     even = True
+    any_warps = True
 
 
 def _even_rows(rows: Rows) -> tuple[EvenRows, ...]:

@@ -23,6 +23,7 @@ class RegisterRows(RowConfig):
     vectors_per_thread: int
     min_blocks: int = 1
     even = True
+    any_warps = True
     suffix = "_register"
 
     def shared_bytes(self, itemsize: int) -> int:

@@ -46,11 +46,13 @@ def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
 
     def config(threads: int, threads_per_row: int, each: int) -> RegisterRows:
         # As many registers as do not spill (NVRTC 13.0), and some: see norm_heuristic.py.
-        registers = 32 + 8 * each if rows.itemsize == 2 else 48 + 4 * each
+        registers = 32 + 8 * each if rows.itemsize == 2 else 64
         blocks = register_cap(rows.arch, max(1, 65536 // threads // registers))
         return RegisterRows(threads, threads_per_row, width, each, blocks)
 
-    return tuple(config(*tile) for tile in row_tiles(rows.layout.num_cols // width)[:3])
+    vectors = rows.layout.num_cols // width
+    best_each = 8 if rows.itemsize == 4 and vectors > 512 else 4
+    return tuple(config(*tile) for tile in row_tiles(vectors, best_each)[:3])
 
 
 def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import dtypes
+from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
@@ -65,12 +66,17 @@ def configs(task: SoftmaxTask, device: Device) -> tuple[RowConfig, ...]:
     return softmax_configs_of(_rows(task, device))
 
 
+def softmax_variant(dtype: np.dtype, config: RowConfig, scale: float) -> Variant:
+    constants = () if isinstance(config, SharedRows) else (("kScaled", scale != 1.0),)
+    return config.variant("softmax", dtype, constants)
+
+
 FAMILY = Family(
     "softmax",
     (SharedRows, RegisterRows, ClusterRows, SpanRows),
     configs,
     lambda config, task, device: config.refusal(_rows(task, device)),
-    lambda task, config: config.variant("softmax", task.x_dtype),
+    lambda task, config: softmax_variant(task.x_dtype, config, task.scale),
     lambda task: row_traits(task.layout, task.x_dtype, task.has_options),
 )
 

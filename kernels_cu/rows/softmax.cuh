@@ -9,6 +9,12 @@
 
 namespace rows {
 
+// kScaled: the call has a scale.  Without one, exponents are scaled by an immediate: long rows are
+// 2% slower by a parameter (H200).
+DEVICE float exponent_scale(const SoftmaxParams& params) {
+    return kScaled ? params.exponent_scale : kLog2E;
+}
+
 // Returns exp2(exponent_scale * (value - max)), which replaces `value` unless kLog.
 template <bool kLog>
 DEVICE float exponentiate(float& value, float max, float exponent_scale) {
@@ -23,9 +29,9 @@ struct SoftmaxEpilogue {
     float max, scale, log_sum, factor;
 
     // total: the row's statistic.
-    DEVICE SoftmaxEpilogue(const MaxSum& total, float scale)
+    DEVICE SoftmaxEpilogue(const MaxSum& total, const SoftmaxParams& params)
         : max(total.max),
-          scale(scale),
+          scale(kScaled ? params.scale : 1.0f),
           log_sum(kLog ? log_accurate(total.sum) : 0.0f),
           factor(reciprocal_approx(total.sum)) {}
 

@@ -33,8 +33,8 @@ DEVICE void store(Element* y_row, const ClusterRow& row, float single, const Max
     const float factor = reciprocal_approx(total.sum);
     row.store(y_row, single, policy, [&](float value) {
         const float distance = value - total.max;
-        return kLog ? multiply_add(distance, params.scale, -log_sum)
-                    : exp2_approx(distance * params.exponent_scale) * factor;
+        return kLog ? multiply_add(distance, kScaled ? params.scale : 1.0f, -log_sum)
+                    : exp2_approx(distance * exponent_scale(params)) * factor;
     });
 }
 

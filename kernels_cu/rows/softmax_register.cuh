@@ -21,7 +21,7 @@ struct RegisterSoftmax {
             }
         }
         max = reduce_in_warp(max, Max());
-        const MergeMaxSum merge{params.exponent_scale};
+        const MergeMaxSum merge{exponent_scale(params)};
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -32,7 +32,7 @@ struct RegisterSoftmax {
             sum += part;
         }
         const MaxSum of_warp{max, reduce_in_warp(sum, Sum())};
-        SoftmaxEpilogue<kLog> epilogue(merge_across_warps<0>(of_warp, t, merge), params.scale);
+        SoftmaxEpilogue<kLog> epilogue(merge_across_warps<0>(of_warp, t, merge), params);
         if constexpr (kWarpsPerRow > 1) epilogue.rescale(max, merge);
         return epilogue;
     }

@@ -13,12 +13,12 @@ DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t,
     float max = -kLargestFloat;
     row.for_values(x, [&](float value) { max = maximum(max, value); });
     max = t.combine_in_warp(max, Max());
-    const MergeMaxSum merge{params.exponent_scale};
+    const MergeMaxSum merge{exponent_scale(params)};
     float sum = 0.0f;
     row.for_values(
         x, [&](float& value) { sum += exponentiate<kLog>(value, max, merge.exponent_scale); });
     const MaxSum of_warp{max, t.combine_in_warp(sum, Sum())};
-    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge), params.scale);
+    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge), params);
     epilogue.rescale(max, merge);
 
     row.for_values(x, [&](float& value) { value = epilogue(value); });

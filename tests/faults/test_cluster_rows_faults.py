@@ -80,9 +80,7 @@ FAULTS = {
         "return {of_warp.max, merge.across_lanes(total, 1, kWarpSize).sum};",
         "shifted",
     ),
-    "no logarithm of the sum": Fault(
-        FUNCTOR, "params.scale, -log_sum)", "params.scale, 0.0f)", "one block"
-    ),
+    "no logarithm of the sum": Fault(FUNCTOR, "1.0f, -log_sum)", "1.0f, 0.0f)", "one block"),
     "the stride of x for y": Fault(
         CLUSTER,
         "row * params.layout.outer_strides[0][rows::SoftmaxParams::kY]",
