@@ -169,6 +169,15 @@ def span_configs(
     )
 
 
+def blocks_per_sm(arch: str, num_threads: int, registers: int) -> int:
+    """The most blocks per SM whose threads can have `registers` registers each.  Compilers count
+    the threads of an SM in steps of four warps (NVRTC 13.0)."""
+    blocks = max(1, 65536 // num_threads // registers)
+    while blocks > 1 and -(-blocks * num_threads // 128) * 128 * registers > 65536:
+        blocks -= 1
+    return register_cap(arch, blocks)
+
+
 def register_cap(arch: str, min_blocks: int) -> int:
     """min_blocks, which caps registers and was measured on Hopper; 1 elsewhere, where the cap could
     cause spills."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, SharedRows, fitting
 from .heuristic import (
+    RowTile,
+    blocks_per_sm,
     register_cap,
     row_tiles,
     shared_configs,
@@ -16,6 +18,7 @@ from .heuristic import (
 )
 from .norm_configs import (
     BY_BLOCK,
+    BY_ROW,
     NormRegisterRows,
     NormRows,
     NormSharedRows,
@@ -100,8 +103,9 @@ def _even(rows: NormRows) -> Iterator[RowConfig]:
     if rows.layout.num_cols > _MOST_COLUMNS:
         yield from _large(rows, vectors)
     width, first = VECTOR_BYTES // rows.itemsize, rows.num_arrays == 1
-    for threads, threads_per_row, each in row_tiles(vectors)[:3]:
-        blocks = _blocks(rows, threads, each)
+    for tile in row_tiles(vectors)[:3]:
+        threads, threads_per_row, each = tile
+        blocks = _blocks(rows, tile)
         yield NormRegisterRows(threads, threads_per_row, width, each, blocks, 1, first)
 
 
@@ -116,16 +120,17 @@ def _few_configs(itemsize: int) -> Iterator[RowConfig]:
             yield NormSharedRows(*tile, 1, 1, per_thread, False, True)
 
 
-def _blocks(rows: NormRows, num_threads: int, each: int) -> int:
+def _blocks(rows: NormRows, tile: RowTile) -> int:
     """Blocks per SM.  Registers hold packed vectors, the weights and biases that are loaded with
     them or the residual, and others; fewer would spill (NVRTC 13.0).  FP32 rows need fewer, but
     more blocks are slower (H200: rms_norm of 952 columns 66 us, 77 with 40 registers)."""
-    of_16_bits, plain = rows.itemsize == 2, rows.num_arrays == 1
+    of_16_bits, plain, each = rows.itemsize == 2, rows.num_arrays == 1, tile.vectors_per_thread
     if rows.centered and plain:
         registers = 16 * each + 16 if of_16_bits else max(64, 16 * each)
     else:
         registers = 32 + 8 * each + 8 * rows.centered + 8 * (of_16_bits and not plain)
-    return register_cap(rows.arch, max(1, 65536 // num_threads // registers))
+        registers += 16 * (rows.quantized == BY_ROW and tile.threads_per_row < 32)
+    return blocks_per_sm(rows.arch, tile.num_threads, registers)
 
 
 def _persistent(rows: NormRows) -> Iterator[RowConfig]:

@@ -6,7 +6,7 @@ from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, Rows, fitting
 from .heuristic import (
     Table,
-    register_cap,
+    blocks_per_sm,
     row_tiles,
     shared_configs,
     shared_rows,
@@ -47,7 +47,7 @@ def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
     def config(threads: int, threads_per_row: int, each: int) -> RegisterRows:
         # As many registers as do not spill (NVRTC 13.0), and some: see norm_heuristic.py.
         registers = 32 + 8 * each if rows.itemsize == 2 else 64
-        blocks = register_cap(rows.arch, max(1, 65536 // threads // registers))
+        blocks = blocks_per_sm(rows.arch, threads, registers)
         return RegisterRows(threads, threads_per_row, width, each, blocks)
 
     vectors = rows.layout.num_cols // width

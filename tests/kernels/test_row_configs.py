@@ -11,6 +11,8 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import as_tuple
+from cupykern.ops.problems.norm import NormProblem
+from cupykern.ops.softmax import SoftmaxProblem
 from cupykern.rows.configs import Rows, SharedRows
 from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.norm_configs import (
@@ -28,6 +30,7 @@ from cupykern.rows.row_layout import Operand, contiguous_operand, row_layout
 from cupykern.rows.rows import evicts_last
 from cupykern.rows.softmax_configs import RegisterRows
 from cupykern.rows.softmax_heuristic import softmax_configs_of
+from cupykern.targets import offline
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
 ACROSS = np.asfortranarray(X)  # softmax over the last axis: neighbouring rows are neighbours
@@ -234,3 +237,21 @@ def test_persistent_rows_have_no_more_stages_than_the_kernel_counts():
     assert replace(config, vectors_per_thread=4).num_stages("sm_90a", 2048) == 24
     assert replace(config, stages=4).num_stages("sm_90a", 2048) == 4
     assert config.num_stages("sm_90a", 100 * 1024) == 2
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("num_cols", "dtype"), [(256, "bfloat16"), (5376, "float32")])
+def test_kernels_made_for_a_row_length_do_not_spill(num_cols, dtype):
+    """The blocks per SM that cap their registers are estimated, not listed."""
+    shape = 2**15, num_cols
+    problems = [("softmax", SoftmaxProblem(shape, dtype=dtype, scale=s)) for s in (None, 0.5)]
+    problems += [
+        (name, NormProblem(shape, dtype, weight_dtype=dtype, bias_dtype=bias, residual=residual))
+        for name, bias in (("rms_norm", None), ("layer_norm", dtype))
+        for residual in (False, True)
+    ]
+    problems += [("rms_norm", NormProblem(shape, dtype, weight_dtype=dtype, quantize="e4m3"))]
+    for name, problem in problems:
+        config = OPS[name].configs(problem, "sm_90a")[0]
+        usage = offline.compile_offline(OPS[name].variant(problem, config), "sm_90a")
+        assert usage.local_bytes == 0, (problem, config)
