@@ -50,6 +50,7 @@ class RowConfig:
     min_blocks: blocks per SM, which caps registers.
     rows_per_thread: adjacent rows of which a thread has the same columns.
     even, chunked, lanes_across_rows: see EvenRows and SharedRows.
+    any_width: even rows may consist of narrower vectors than VECTOR_BYTES.
     any_warps: the threads of a row that has a block to itself are any number of warps, of either
         size; all else are powers of two.
     suffix: the kernel's name is the op's name with this suffix.
@@ -63,6 +64,7 @@ class RowConfig:
     min_blocks: int = 1
     rows_per_thread: int = 1
     even = False
+    any_width = False
     any_warps = False
     chunked: bool = False
     lanes_across_rows: bool = False
@@ -163,6 +165,8 @@ class RowConfig:
     def _rows_refusal(self, rows: Any) -> str | None:
         """Why strides, length or shared memory of the rows do not fit; None if they do."""
         width = VECTOR_BYTES // rows.itemsize if rows.layout.vectors else 1
+        if self.any_width:
+            width = rows.layout.width
         if self.vector_width != width:
             return f"vector_width must be {width} for these strides; got {self.vector_width}"
         needed = rows.layout.num_cols + rows.layout.max_head
@@ -172,7 +176,7 @@ class RowConfig:
             needed = rows.num_arrays * self.shared_bytes(rows.itemsize)
             most = max_shared_bytes(rows.arch) - _STATIC_BYTES
             return f"{needed} bytes of shared memory are more than {most}"
-        if self.even and not rows.even:
+        if self.even and (rows.has_options or not (self.any_width or rows.layout.even)):
             name = type(self).__name__
             return f"{name} is for calls without options, of aligned rows of whole vectors"
         return None

@@ -22,6 +22,7 @@ class RowTile(NamedTuple):
 
 
 _MOST_EACH, _MOST_THREADS = 8, 512
+_SMALL_BYTES = 4 * 2**20
 # The estimated time of a tile is waste ** _WASTE, times 1 + _DISTANCE for each vector per thread
 # more or fewer than the best number, times _LARGE above 256 threads per row, of which few fit on an
 # SM, times _PREDICATED if some threads have fewer vectors.  waste: vectors that the threads can
@@ -167,6 +168,11 @@ def span_configs(
         for threads, elements, blocks in table
         if is_measured(arch)
     )
+
+
+def is_small(rows: Rows) -> bool:
+    """Whether latency, not bandwidth, limits a call."""
+    return rows.layout.num_rows * rows.layout.num_cols * rows.itemsize <= _SMALL_BYTES
 
 
 def blocks_per_sm(arch: str, num_threads: int, registers: int) -> int:

@@ -42,6 +42,7 @@ class EvenNormRows(RowConfig):
     weights_first: bool
     generic: bool = False
     even = True
+    any_width = True
     any_warps = True
     in_registers: bool
     suffix = "_even"
@@ -108,6 +109,11 @@ class NormSharedRows(EvenNormRows):
     weights_first: bool = False
     generic: bool = False
     in_registers = False
+
+    def _rows_refusal(self, rows: NormRows) -> str | None:
+        if self.vector_width * rows.itemsize < 4:
+            return "cp.async copies at least 4 bytes"
+        return super()._rows_refusal(rows)
 
     def variant(
         self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()

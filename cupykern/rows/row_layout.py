@@ -50,6 +50,7 @@ class RowLayout:
     max_head: the most elements that can be missing at the start of a row's first vector.
     lanes_across_rows: x's rows are closer together than the elements of a row.
     even: rows at one stride, each of whole, aligned vectors.
+    width: elements of the widest vectors, of up to VECTOR_BYTES, for which rows are even; 0: none.
     contiguous: in every operand that is walked in vectors, rows follow each other without gaps.
     """
 
@@ -62,6 +63,7 @@ class RowLayout:
     lanes_across_rows: bool
     even: bool
     contiguous: bool
+    width: int
 
     def for_options(self) -> RowLayout:
         """The layout for a call with options that the kernels of contiguous rows lack."""
@@ -126,7 +128,14 @@ def row_layout(
     aligned = starts[0] % width == 0 and all(strides[0] % width == 0 for _, strides in outer)
     across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
     max_head = 0 if aligned or not vectors else width - 1
-    even = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
+    widths = [1 << n for n in range(width.bit_length() - 1, -1, -1)]
+    walked = (0, *vectored)
+    even_width = 0
+    if len(outer) <= 1 and all(col_strides[i] == 1 for i in walked):
+        multiples = [num_cols, *(starts[i] for i in walked)]
+        multiples += [strides[i] for _, strides in outer for i in walked]
+        even_width = next(n for n in widths if not any(size % n for size in multiples))
+    even = even_width == width
     contiguous = vectors and all(
         len(outer) <= 1 and strides[i] == num_cols for _, strides in outer for i in (0, *vectored)
     )
@@ -140,4 +149,5 @@ def row_layout(
         across,
         even,
         contiguous,
+        even_width,
     )

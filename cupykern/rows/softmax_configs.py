@@ -23,6 +23,7 @@ class RegisterRows(RowConfig):
     vectors_per_thread: int
     min_blocks: int = 1
     even = True
+    any_width = True
     any_warps = True
     suffix = "_register"
 

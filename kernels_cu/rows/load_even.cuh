@@ -93,7 +93,7 @@ DEVICE void keep_packed(RowVector& vector) {
 #pragma unroll
     for (auto& access : vector.bytes) {
 #pragma unroll
-        for (uint32_t& packed : access.words) packed = uint32_t(opaque(int(packed)));
+        for (auto& packed : access.words) packed = opaque(int(packed));
     }
 }
 
@@ -114,9 +114,14 @@ struct EvenRows {
                 const bool there = kUnpredicated || (r < live && at.holds(i));
                 if constexpr (kInRegisters) {
                     registers[r][i].fill(from_float<Element>(0.0f));
-                    if (there) registers[r][i].load(p + at.step(i), policy...);
+                    if (there) load_vector_of_row(registers[r][i], p + at.step(i), policy...);
                 } else if (there) {
-                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.step(i), policy...);
+                    RowVector* to = &shared->vectors[r][i][threadIdx.x];
+                    if constexpr (sizeof(RowVector) == 16) {
+                        copy_async<16>(to, p + at.step(i), policy...);
+                    } else {
+                        copy_async<sizeof(RowVector)>(to, p + at.step(i));
+                    }
                 } else {
                     shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
                 }

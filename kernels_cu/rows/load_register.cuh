@@ -31,7 +31,8 @@ DEVICE void transform_register_rows(const Element* x, Element* y, const Params& 
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if constexpr (!kUnpredicated) vectors[i].fill(Functor::fill());
-        if (kUnpredicated || i * kStep < rest) vectors[i].load(from + i * kStep, policy);
+        if (kUnpredicated || i * kStep < rest)
+            load_vector_of_row(vectors[i], from + i * kStep, policy);
     }
     RowValues values;
     const auto epilogue = Functor::reduce(vectors, values, t, params);
@@ -45,7 +46,7 @@ DEVICE void transform_register_rows(const Element* x, Element* y, const Params& 
 #pragma unroll
         for (float& value : values[i]) value = epilogue(value);
         vectors[i].from_floats(values[i]);
-        vectors[i].store(to + i * kStep, policy_of_stores);
+        store_vector_of_row(vectors[i], to + i * kStep, policy_of_stores);
     }
 }
 

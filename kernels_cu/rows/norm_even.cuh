@@ -284,7 +284,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     const int64_t first_row = kRowsPerThread > 1 ? row : cluster * kRowsPerBlock;
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
-            vector.store(to, store_policy(first_row >= params.stores_last_from));
+            store_vector_of_row(vector, to, store_policy(first_row >= params.stores_last_from));
         } else {
             vector.store(to);
         }

@@ -112,6 +112,24 @@ struct RowChunk {
     }
 };
 
+// Accesses of whole vectors with a cache policy, which is for 16 bytes only.
+template <class RowVector, class... Policy>
+DEVICE void load_vector_of_row(RowVector& vector, const Element* p, Policy... policy) {
+    if constexpr (sizeof(RowVector) < 16) {
+        vector.load(p);
+    } else {
+        vector.load(p, policy...);
+    }
+}
+template <class RowVector, class... Policy>
+DEVICE void store_vector_of_row(const RowVector& vector, Element* p, Policy... policy) {
+    if constexpr (sizeof(RowVector) < 16) {
+        vector.store(p);
+    } else {
+        vector.store(p, policy...);
+    }
+}
+
 // a / b.  A 64-bit division costs about a hundred instructions, a 32-bit one twenty.
 DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
     return (a | b) >> 32 ? a / b : uint32_t(a) / uint32_t(b);

@@ -81,7 +81,8 @@ FAULTS = {
         MOMENTS, "distance * distance * (a.count * weight)", "0.0f", "clusters and chunks"
     ),
     "the largest with its sign": Fault(
-        QUANTIZE, "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
+        QUANTIZE, "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);",
+        "quantized blocks",
     ),
     "NaN does not reach the scale": Fault(
         QUANTIZE, "return a >= b || a != a ? a : b;", "return a >= b ? a : b;", "quantized"
@@ -118,7 +119,7 @@ FAULTS = {
         "kQuantized != kByBlock || at.holds(i);", "short quantized blocks"
     ),
     "no squares between the warps' means": Fault(
-        EVEN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
+        EVEN, "s.squares += at.count_of(i) * (distance * distance);", "", "plain rows"
     ),
     "every warp as many elements": Fault(
         LOAD, "if (kUnpredicated || num_cols == chunk()) return", "return", "ends of rows"
@@ -165,14 +166,22 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
         yield "short rows", op, NormProblem((70, 16), "float32", kind="uniform")
         yield "ends of rows", op, NormProblem((6, 1032), "float16", mean=-2.0)
         yield "eps", op, NormProblem((6, 33), "bfloat16", out_dtype="float32", eps=0.5)
-        yield "far from zero", op, NormProblem((5, 11_003), "float32", mean=-100.0)
+        yield (
+            "far from zero",
+            op,
+            NormProblem((5, 11_003), "float32", weight_dtype="float16", mean=-100.0),
+        )
         yield "residual", op, NormProblem((4, 1000), "bfloat16", out_dtype="float32", residual=True)
         yield (
             "weights",
             op,
             NormProblem((4, 515), "float16", weight_dtype="bfloat16", bias_dtype=bias),
         )
-        yield "statistics", op, NormProblem((7, 9001), "float32", return_stats=True)
+        yield (
+            "statistics",
+            op,
+            NormProblem((7, 9001), "float32", weight_dtype="float16", return_stats=True),
+        )
         yield "special", op, NormProblem((40, 8), "float32", kind="special")
     yield (
         "quantized plain rows",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planted import Fault, fault_tests
+from span_rows import on_spans
 
 from cupykern.op import Op
 from cupykern.ops.norm import LAYER_OP, RMS_OP
@@ -64,7 +65,7 @@ FAULTS = {
 }
 
 
-def _problems() -> Iterator[tuple[str, Op, object]]:
+def _on_any_rows() -> Iterator[tuple[str, Op, object]]:
     for op in (OP, LOG_OP):
         yield "softmax", op, SoftmaxProblem((70, 13), dtype="float16", kind="wide")
         yield "softmax", op, SoftmaxProblem((37, 63), dtype="bfloat16")
@@ -78,6 +79,11 @@ def _problems() -> Iterator[tuple[str, Op, object]]:
         yield "norms", op, NormProblem((39, 33), "float16", eps=0.5, mean=3.0, **weights)
         yield "norms of several warps", op, NormProblem((5, 2047), "float32", mean=-3.0)
         yield "residual", op, NormProblem((9, 301), "bfloat16", residual=True)
+
+
+def _problems() -> Iterator[tuple[str, Op, object]]:
+    for check, op, problem in _on_any_rows():
+        yield check, on_spans(op, problem), problem
 
 
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(

@@ -43,7 +43,7 @@ def test_plain_rows_of_vocabularies_are_shared_by_a_cluster():
         (1501, "float32", False),
         (2047, "float32", True),
     ):
-        problem = SoftmaxProblem((64, num_cols), dtype=dtype)
+        problem = SoftmaxProblem((2**15, num_cols), dtype=dtype)
         first = OP.configs(problem, "sm_90a")[0]
         assert isinstance(first, ClusterRows) == wanted, problem
 
