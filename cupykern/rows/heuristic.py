@@ -21,8 +21,9 @@ class RowTile(NamedTuple):
     vectors_per_thread: int
 
 
-_MOST_EACH, _MOST_THREADS = 8, 512
+_MOST_THREADS = 512
 _SMALL_BYTES = 4 * 2**20
+_EACH_OF_SHARED = (1, 2, 4, 6, 8)  # few, so that rows of varying length share kernels
 # The estimated time of a tile is waste ** _WASTE, times 1 + _DISTANCE for each vector per thread
 # more or fewer than the best number, times _LARGE above 256 threads per row, of which few fit on an
 # SM, times _PREDICATED if some threads have fewer vectors.  waste: vectors that the threads can
@@ -32,11 +33,14 @@ _WASTE, _DISTANCE, _LARGE, _PREDICATED = 0.2, 0.012, 1.04, 1.04
 
 
 @cache
-def row_tiles(vectors: int, best_each: int = 4) -> tuple[RowTile, ...]:
+def row_tiles(
+    vectors: int, best_each: int = 4, numbers: tuple[int, ...] = tuple(range(1, 9))
+) -> tuple[RowTile, ...]:
     """Tiles that hold a row of `vectors` vectors in one block, the estimated fastest first.
 
     Up to 32 threads per row are a power of two, within a warp; more are whole warps of 64 threads.
-    best_each: vectors per thread that are fastest: 4 in registers, 8 in shared memory.
+    best_each: vectors per thread that are fastest: 4 in registers, 8 in shared memory.  numbers:
+        those that are allowed.
     """
 
     def estimate(tile: RowTile) -> float:
@@ -47,7 +51,7 @@ def row_tiles(vectors: int, best_each: int = 4) -> tuple[RowTile, ...]:
         return waste**_WASTE * (1 + _DISTANCE * distance) * large * predicated
 
     found = []
-    for each in range(1, _MOST_EACH + 1):
+    for each in numbers:
         threads = threads_for(vectors, each)
         if threads <= _MOST_THREADS:
             found.append(RowTile(max(threads, 128 if threads < 32 else 64), threads, each))
@@ -107,7 +111,9 @@ def _fitted(rows: Rows) -> tuple[SharedRows, ...]:
         width = VECTOR_BYTES // rows.itemsize
         return tuple(
             SharedRows(threads, threads_per_row, width, each)
-            for threads, threads_per_row, each in row_tiles(-(-elements // width), best_each=8)[:1]
+            for threads, threads_per_row, each in row_tiles(
+                -(-elements // width), 8, _EACH_OF_SHARED
+            )[:1]
         )
     each = 8 if elements <= 64 else 16
     threads = threads_for(elements, each)

@@ -7,7 +7,6 @@ from .configs import RowConfig, Rows, fitting
 from .heuristic import (
     Table,
     blocks_per_sm,
-    is_small,
     row_tiles,
     shared_configs,
     shared_rows,
@@ -16,8 +15,13 @@ from .heuristic import (
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
-# RegisterRows of longer rows are slower than ClusterRows.
-_MOST_COLUMNS = 16384
+# RegisterRows of longer rows are slower than ClusterRows.  Those of 16 bits whose rows consist of
+# vectors of four elements are 14% to 33% faster than SpanRows up to _MOST_WIDE columns (36282 x
+# 1156 BF16 64 and 48 us, H200).
+_MOST_COLUMNS, _MOST_WIDE = 16384, 2048
+# Vectors per thread of RegisterRows.  They are few, so that rows of varying length share kernels:
+# ClusterRows, which have one kernel, walk long rows of other lengths.
+_EACH, _EACH_OF_LONG = (1, 2, 3, 4, 6, 8), (4, 8)
 # RegisterRows without measurements, by itemsize and rising row length:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
 _FEW_REGISTERS: dict[int, Table] = {
@@ -35,28 +39,28 @@ _FEWEST_VECTORS = {2: 161, 4: 385}
 
 
 def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
-    """RegisterRows for even rows, the estimated fastest first."""
-    width = VECTOR_BYTES // rows.itemsize
+    """RegisterRows, the estimated fastest first."""
+    itemsize, num_cols, width = rows.itemsize, rows.layout.num_cols, rows.layout.width
     if not is_measured(rows.arch):
-        if not rows.layout.even:
-            return ()
+        full = VECTOR_BYTES // itemsize
         return tuple(
-            RegisterRows(threads, threads_per_row, width, elements // width, blocks)
-            for threads, threads_per_row, elements, blocks in _FEW_REGISTERS[rows.itemsize]
+            RegisterRows(threads, threads_per_row, full, elements // full, blocks)
+            for threads, threads_per_row, elements, blocks in _FEW_REGISTERS[itemsize]
         )
-    width = rows.layout.width
-    if rows.has_options or not width or rows.layout.num_cols > _MOST_COLUMNS:
+    wide = itemsize == 2 and width == 4 and num_cols <= _MOST_WIDE
+    if not (rows.layout.even or wide) or rows.has_options or num_cols > _MOST_COLUMNS:
         return ()
 
     def config(threads: int, threads_per_row: int, each: int) -> RegisterRows:
         # As many registers as do not spill (NVRTC 13.0), and some: see norm_heuristic.py.
-        registers = 32 + 8 * each if rows.itemsize == 2 else 64
+        registers = 32 + 8 * each if itemsize == 2 else 64
         blocks = blocks_per_sm(rows.arch, threads, registers)
         return RegisterRows(threads, threads_per_row, width, each, blocks)
 
-    vectors = rows.layout.num_cols // width
-    best_each = 8 if not rows.layout.even or (rows.itemsize == 4 and vectors > 512) else 4
-    return tuple(config(*tile) for tile in row_tiles(vectors, best_each)[:3])
+    vectors = num_cols // width
+    each = _EACH if wide or vectors < _FEWEST_VECTORS[itemsize] else _EACH_OF_LONG
+    best_each = 8 if wide or (itemsize == 4 and vectors > 512) else 4
+    return tuple(config(*tile) for tile in row_tiles(vectors, best_each, each)[:3])
 
 
 def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
@@ -116,15 +120,6 @@ def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
         ),
     )
     clusters = fitting(cluster_configs(rows), rows)
-    if _prefers_registers(rows):
-        return (*registers, *clusters, *spans, *shared)
-    return (*clusters, *spans, *registers, *shared)
-
-
-def _prefers_registers(rows: Rows) -> bool:
-    """Whether RegisterRows, of narrower vectors where need be, are the fastest.  H200, us, SpanRows
-    and RegisterRows: 48 x 235 FP32 6.5 and 4.1, 36282 x 1156 BF16 64 and 48, 49813 x 842 BF16 53
-    and 64."""
-    layout = rows.layout
-    wide = rows.itemsize == 2 and layout.width == 4
-    return layout.even or (layout.num_cols <= 2048 and (wide or is_small(rows)))
+    fills = bool(registers) and registers[0].chunk == rows.layout.num_cols
+    first = (*clusters, *registers) if clusters and not fills else (*registers, *clusters)
+    return (*first, *spans, *shared)

@@ -17,9 +17,7 @@ from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.split_float32 import SplitFloat32
 from cupykern.kernels import Variant
 from cupykern.op import RandomDraw
-from cupykern.ops.norm import LAYER_OP
 from cupykern.precisions import SPLITS
-from cupykern.rows.norm_configs import PersistentRows
 from cupykern.tools.history import FAMILIES
 from cupykern.tools.history.sequences import draw_sequence
 
@@ -92,13 +90,13 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
         config = SplitFloat32(PartsGemmConfig(parts, tile))
         cupykern.matmul(x, x, precision=parts.name, config=config)
         note()
-    shape = (256, 32768)
-    problem = LAYER_OP.bench_problem(shape, "float16")
-    for config in LAYER_OP.configs(problem, gpu.arch):
-        if isinstance(config, PersistentRows):
-            x = gpu.array(shape, "float16")
-            cupykern.layer_norm(x, x[0], x[0], config=config)
-            note()
+    x = gpu.array((256, 262_144), "float16")
+    cupykern.layer_norm(x, x[0], x[0])  # PersistentRows
+    note()
+    x = gpu.array((2**17, 301), "float16")  # SpanRows
+    cupykern.softmax(x)
+    cupykern.rms_norm(x)
+    note()
     machine = FakeMachine(gpu, monkeypatch)
     for name in FAMILIES:
         for seed in range(_SEQUENCES):

@@ -34,17 +34,18 @@ def _spans(op: Op, problem: object) -> bool:
 
 
 def test_short_contiguous_misaligned_rows_are_spans():
-    """Whole vectors, and few rows, go to plain rows' kernels; long rows and options to the general
-    ones."""
+    """Whole vectors, and norms of few rows, go to plain rows' kernels; long rows and options to the
+    general ones."""
     many = 2**17
     for shape, spans in (
         ((many, 301), True),
-        ((64, 301), False),
         ((many, 296), False),
         ((many, 5200), False),
     ):
         assert _spans(OP, SoftmaxProblem(shape)) == spans, shape
     assert not _spans(OP, SoftmaxProblem((many, 301), scale=-0.5))
+    assert _spans(LAYER_OP, NormProblem((many, 301), weight_dtype="float16"))
+    assert not _spans(LAYER_OP, NormProblem((64, 301), weight_dtype="float16"))
     assert _spans(LAYER_OP, NormProblem((64, 301), weight_dtype="float32"))
     assert _spans(LAYER_OP, NormProblem((64, 304), weight_dtype="float32"))
     x = np.zeros((64, 640), np.float16)
