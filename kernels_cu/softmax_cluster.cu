@@ -2,7 +2,8 @@
 // stride, without options but a positive scale.
 //
 // A cluster computes a row (rows/load_cluster.cuh).  Other arguments: see softmax_shared.cu.
-// Constants: Element, kScaled; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper limits.
+// Constants: Element, kScaled; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper
+// limits.
 // Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
 // params.blocks, dynamic shared memory one vector per vector of the block's threads.
 #include "rows/softmax_cluster.cuh"

@@ -1,8 +1,8 @@
 // Even rows of one block in registers: read once, transformed by a functor, written once.
 //
-// A functor's reduce(vectors, values, thread, params) unpacks a thread's vectors to values, may change
-// them, and returns an epilogue that maps each value to its result.  fill() is the element outside
-// of the row.
+// A functor's reduce(vectors, values, thread, params) unpacks a thread's vectors to values, may
+// change them, and returns an epilogue that maps each value to its result.  fill() is the element
+// outside of the row.
 #pragma once
 #include "rows/reduce.cuh"
 

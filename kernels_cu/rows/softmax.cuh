@@ -1,6 +1,6 @@
-// Softmax and log_softmax of register-resident rows without options but a positive scale.  Each element is exponentiated
-// once, relative to its warp's maximum, and multiplied by one factor when the row's maximum and sum
-// are known.  log_softmax keeps the elements instead.
+// Softmax and log_softmax of register-resident rows without options but a positive scale.  Each
+// element is exponentiated once, relative to its warp's maximum, and multiplied by one factor when
+// the row's maximum and sum are known.  log_softmax keeps the elements instead.
 #pragma once
 #include "common/math.cuh"
 #include "common/max_sum.cuh"
