@@ -70,6 +70,8 @@ class EvenNormRows(RowConfig):
         columns = self.threads_per_row * self.vector_width, rows.layout.num_cols
         if rows.quantized == BY_BLOCK and any(n % QUANTIZED_BLOCK for n in columns):
             return f"blocks of {QUANTIZED_BLOCK} columns are whole, each of adjacent lanes"
+        if rows.quantized == BY_BLOCK and 32 * self.vector_width < QUANTIZED_BLOCK:
+            return f"one warp has a block of columns; got vectors of {self.vector_width} elements"
         return super()._rows_refusal(rows)
 
 

@@ -75,7 +75,10 @@ struct SharedRow {
                     values[j] = chunk.holds(position) ? p[step(position, stride)] : fill;
                 }
 #pragma unroll
-                for (int j = 0; j < kBatch; ++j) (*this)[i + j].from_elements({values[j]});
+                for (int j = 0; j < kBatch; ++j) {
+                    if (kVectorsPerThread % kBatch != 0 && i + j >= kVectorsPerThread) break;
+                    (*this)[i + j].from_elements({values[j]});
+                }
             }
         }
     }

@@ -23,6 +23,7 @@ static_assert(!kQuantized || kRowsPerThread <= 2,
               "each row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 static_assert(kQuantized != kByBlock || kThreadsPerRow % kBlockLanes == 0, "whole blocks");
+static_assert(kQuantized != kByBlock || kBlockLanes <= kWarpSize, "each of one warp");
 
 // A cache policy takes registers; two rows in shared memory with means and biases leave none.
 constexpr bool kStoresHavePolicy =

@@ -239,6 +239,18 @@ def test_persistent_rows_have_no_more_stages_than_the_kernel_counts():
     assert config.num_stages("sm_90a", 100 * 1024) == 2
 
 
+@pytest.mark.parametrize("vectors", [16, 18])
+def test_scalars_of_a_thread_stay_in_its_memory(vectors):
+    """Loads are in batches of eight."""
+    x, residual = (
+        inputs.values("normal", (3, 8180), np.dtype(np.float32), seed)[:, ::-1] for seed in (1, 2)
+    )
+    op, kwargs = OPS["add_rms_norm"], {"residual": residual}
+    y = op.run(x, **kwargs, config=SharedRows(512, 512, 1, vectors))
+    references = op.reference(x, **kwargs)
+    assert check.compare(y, references, op.bound(x, **kwargs, reference=references)).ok
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize(("num_cols", "dtype"), [(256, "bfloat16"), (5376, "float32")])
 def test_kernels_made_for_a_row_length_do_not_spill(num_cols, dtype):

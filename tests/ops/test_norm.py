@@ -359,6 +359,23 @@ def test_quantized_blocks_are_those_of_quantize(target, cols):
     assert numerics.as_float64(q).shape == (9, cols)
 
 
+@pytest.mark.parametrize("offset", [1, 2, 4])
+def test_quantized_blocks_do_not_depend_on_the_alignment(target, offset):
+    """Of x, or of the codes."""
+    x = random(target, (4, 1024), "float16")
+    expected = [to_numpy(y) for y in cupykern.rms_norm(x, quantize="e4m3", granularity="block")]
+    memory = target.xp.zeros(4 * 1024 + offset, np.uint8)
+    out = memory[offset:].view(dtypes.float8_e4m3fn).reshape(4, 1024)
+    buffer = target.xp.zeros(4 * 1024 + offset, x.dtype)
+    moved = buffer[offset:].reshape(4, 1024)
+    moved[...] = x
+    for rows, kwargs in ((x, {"out": out}), (moved, {})):
+        found = cupykern.rms_norm(rows, quantize="e4m3", granularity="block", **kwargs)
+        for y, wanted in zip(found, expected, strict=True):
+            close = np.isclose(to_numpy(y), wanted, rtol=0.13, atol=1e-5)
+            assert close.all(), offset
+
+
 @pytest.mark.parametrize("cols", [384, 300])
 def test_infinities_stay_in_their_block_and_nan_does_not(target, cols):
     x = random(target, (3, cols), "float16")
