@@ -82,7 +82,7 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# Of rows that are longer than row_tiles.
+# Rows that no tile of row_tiles holds are walked in chunks of these.
 _VECTORS: dict[int, Table] = {2: ((256, 256, 64, 1),), 4: ((512, 512, 32, 1),)}
 # For architectures without measurements.
 FEW_VECTORS: dict[int, Table] = {
