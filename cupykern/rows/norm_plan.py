@@ -239,8 +239,8 @@ def make_norm(
     layout, options = task.layout, task.options
     if layout.lanes_across_rows and given is None and not is_measured(target.arch):
         return None  # rare
-    if task.quantized == BY_BLOCK and given is None and not configs(task, device_of(target)):
-        return None
+    if task.quantized == BY_BLOCK and not configs(task, device_of(target)):
+        return None  # `given` is for the first of two launches
     config = FAMILY.config(task, target, given)
     if config.chunked and task.quantized:
         return None  # a row's scale is known only after the whole row is normalised

@@ -359,6 +359,15 @@ def test_quantized_blocks_are_those_of_quantize(target, cols):
     assert numerics.as_float64(q).shape == (9, cols)
 
 
+def test_configs_of_two_launches_are_of_the_first(target):
+    """Blocks that are not whole are quantized by a second launch."""
+    problem = NormProblem((3, 255), "float16", quantize="int8", granularity="block")
+    call = RMS_OP.inputs(problem, 1, target.xp)
+    for config in RMS_OP.configs(problem, target.arch):
+        outputs = RMS_OP.run(*call.args, **call.kwargs, config=config)
+        assert compare(RMS_OP, call, outputs).ok, config
+
+
 @pytest.mark.parametrize("offset", [1, 2, 4])
 def test_quantized_blocks_do_not_depend_on_the_alignment(target, offset):
     """Of x, or of the codes."""
