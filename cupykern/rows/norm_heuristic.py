@@ -108,8 +108,8 @@ def _prefers_even(rows: NormRows) -> bool:
         return True
     vectors = layout.num_cols // layout.width if layout.width else 0
     if width_bytes == 4:
-        registers = rows.centered and rows.num_arrays == 2 and layout.num_cols > _MOST_COLUMNS
-        return rows.itemsize == 2 and vectors >= 256 and not registers
+        slow = rows.centered and rows.num_arrays == 2 and layout.num_cols > _MOST_COLUMNS
+        return rows.itemsize == 2 and vectors >= 256 and not slow
     return width_bytes > 4 and vectors >= 64
 
 

@@ -178,6 +178,15 @@ FAULTS = {
         "value - max - log_sum",
         "uneven warps",
     ),
+    "long rows: log_softmax is not scaled": Fault(
+        "rows/softmax_cluster.cuh", "kScaled ? params.scale : 1.0f", "1.0f", "scaled long rows"
+    ),
+    "the scale of unscaled calls for all": Fault(
+        "rows/softmax.cuh",
+        "kScaled ? params.exponent_scale : kLog2E",
+        "kLog2E",
+        "uneven warps",
+    ),
     "a tree that leaves out a warp": Fault(
         "rows/reduce.cuh",
         "merge_tree<kCount - kHalf>(partials + kHalf, merge)",
@@ -227,6 +236,7 @@ def _problems() -> Iterator[tuple[str, object, SoftmaxProblem]]:
     for op in (OP, LOG_OP):
         yield "plain rows", op, SoftmaxProblem((5, 4096), dtype="float16")
         yield "uneven warps", op, SoftmaxProblem((3, 6144), dtype="float16", scale=1.5)
+        yield "scaled long rows", op, SoftmaxProblem((2, 1501), dtype="float16", scale=1.5)
         yield "ends of plain rows", op, SoftmaxProblem((5, 1000), dtype="float32")
         short = {"scale": -0.5, "kind": "same_sign"}
         yield "short rows", op, SoftmaxProblem((7, 9), dtype="float32", **short)
