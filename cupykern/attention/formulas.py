@@ -11,7 +11,7 @@ from ..expression import Expression
 from ..expression.code import FormulaCode
 from ..expression.interval import Interval, evaluate
 
-MAX_OPERANDS = 8  # expression/operands.cuh: kMaxOperands
+MAX_OPERANDS = 8  # expression/operand.cuh: kMaxOperands
 
 
 class OperandPlace(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from .tree import BOOLEAN, INTEGER, REAL, REDUCTIONS, SCOPES, Node
 
-MAX_OPERANDS = 8  # expression/apply.cuh: kMaxOperands
+MAX_OPERANDS = 8  # expression/operand.cuh: kMaxOperands
 OF_INTEGER_ARRAYS = {
     np.dtype(np.int32): "int32_t",
     np.dtype(np.int64): "int64_t",
@@ -97,14 +97,7 @@ def source(
     """
     products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
     first = len(operands) - 1
-    matrices = [  # the kernel prefetches matrices with elements of up to 4 bytes
-        f"        f({k}, int(sizeof({x.cpp})));"
-        for k, x in enumerate(operands)
-        if x.rows and x.cols and x.cpp != "int64_t"
-    ]
-    body = [
-        f"        const float x{k} = {_operand(k, operand)};" for k, operand in enumerate(operands)
-    ]
+    body = [f"        const float x{k} = x.template get<{k}>();" for k in range(len(operands))]
     values: list[str] = []
     for node in nodes:
         code = _code(node, [values[arg] for arg in node.args])
@@ -123,12 +116,10 @@ def source(
             stores.append(f"        f.template store<{t}>({k}, {first + k});")
     lines = (
         '#include "expression/math.cuh"',
+        '#include "expression/operand.cuh"',
         '#include "expression/row_results.cuh"',
         "struct Expression {",
-        "    // f(number, bytes of an element) of the operands that are matrices.",
-        "    template <class F> DEVICE static void for_each_matrix(F f) {",
-        *matrices,
-        "    }",
+        f"    using Operands = OperandList<{', '.join(map(_operand, operands))}>;",
         "    // f.store<type>(which, number) of the matrices after the first result.",
         "    template <class F> DEVICE static void for_each_more(const F& f) {",
         *stores,
@@ -136,9 +127,9 @@ def source(
         f"    using Rows = RowResults<{', '.join(rows)}>;  // reductions of columns",
         f"    static constexpr int kResults = {len(more) + 1};",
         f"    using Narrow = {narrow};  // the first result's type, if it is of 8 bits",
-        "    template <class Operands>",
-        f"    DEVICE static void of(const Operands& x, {products}, int64_t i, int64_t j,",
-        "                          int64_t b, float (&results)[kResults]) {",
+        "    template <class X>",
+        f"    DEVICE static void of(const X& x, {products}, int64_t i, int64_t j, int64_t b,",
+        "                          float (&results)[kResults]) {",
         *body,
         *(f"        results[{k}] = {values[n]};" for k, n in enumerate(roots or (len(nodes) - 1,))),
         "    }",
@@ -147,18 +138,11 @@ def source(
     return "\n".join(lines) + "\n"
 
 
-def _operand(k: int, operand: OperandCode) -> str:
+def _operand(operand: OperandCode) -> str:
     if operand.cpp is None:
-        return f"x.params.numbers[{k}]"
-    steps = [f"{name} * x.params.{name}_strides[{k}]" for name in _varying(operand)]
-    index = " + ".join(steps) or "0"
-    if operand.cpp in OF_INTEGER_ARRAYS.values():
-        return f"float(x.template array<{operand.cpp}>({k})[{index}])"
-    return f"x.template element<{operand.cpp}>({k}, {index})"
-
-
-def _varying(operand: OperandCode) -> tuple[str, ...]:
-    return ("i",) * operand.rows + ("j",) * operand.cols
+        return "NumberOperand"
+    rows, cols = (str(varies).lower() for varies in (operand.rows, operand.cols))
+    return f"ArrayOperand<{operand.cpp}, {rows}, {cols}>"
 
 
 def _code(node: Node, args: list[str]) -> str:

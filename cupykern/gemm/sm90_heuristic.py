@@ -307,11 +307,12 @@ def _slices_k(task: GemmTask) -> bool:
 
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
     """Whether `tile` has the task's epilogue.  Each kernel has one.  The general one is rarer and
-    slower, so few configs have it: ping-pong, which hides it, and one for few rows."""
+    slower, so few configs have it: ping-pong, which hides it, and one for few rows.  A formula has
+    variants of its own, of every config."""
     if isinstance(tile.config, DecodeFirst):
         task = tile.config.decoded(task)
-    if task.formula is not None and (task.kernel == "dual_gemm" or tile.kernel.tile_m <= 64):
-        return True  # formulas have their own variants
+    if task.formula is not None:
+        return True
     return ("tma_store" if task.tma_store_epilogue else "general") in tile.epilogues
 
 

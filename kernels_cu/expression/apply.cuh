@@ -1,14 +1,14 @@
-// A user's formula as the epilogue: Expression::of(operands, acc, i, j, b, results), in FP32 with
-// one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] goes to
-// out, later results to arrays among the operands.  8-bit results saturate; NaN is 0 in int8.
+// A user's formula as the epilogue: Expression::of(x, acc, i, j, b, results), in FP32 with one
+// rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)); x.get<k>(): operand k of
+// Expression::Operands.  results[0] goes to out, later results to arrays among the operands.  8-bit
+// results saturate; NaN is 0 in int8.
 // Expression::Rows: results that are reductions of rows (expression/row_results.cuh).
 //
 // cupykern/expression/cpp.py generates the struct Expression, before the kernel's own text.
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 #include "expression/math.cuh"
-
-constexpr int kMaxOperands = 8;
+#include "expression/operand.cuh"
 
 // Strides in elements, 0 where an operand is broadcast.
 struct ExpressionParams {
@@ -32,9 +32,6 @@ struct ExpressionOperands {
     template <class T> DEVICE T* result(int k) const {
         return static_cast<T*>(const_cast<void*>(arrays[k])) + offsets[k];
     }
-    template <class T> DEVICE float element(int k, int64_t index) const {
-        return to_float(array<T>(k)[index]);
-    }
     // The operands of matrix `index` of `batch`.
     DEVICE ExpressionOperands of_matrix(const BatchLayout& batch, int64_t index) const {
         ExpressionOperands found = *this;
@@ -49,6 +46,24 @@ struct ExpressionOperands {
             rest = next;
         }
         return found;
+    }
+};
+
+// The operands of the element (i, j), for Expression::of.
+template <class Expression> struct ElementOperands {
+    const ExpressionOperands& operands;
+    int64_t i, j;
+
+    template <int k> DEVICE float get() const {
+        using Operand = typename Expression::Operands::template At<k>;
+        const ExpressionParams& params = operands.params;
+        if constexpr (Operand::kIsArray) {
+            const int64_t index = (Operand::kRows ? i * params.i_strides[k] : 0) +
+                                  (Operand::kCols ? j * params.j_strides[k] : 0);
+            return operand_to_float(operands.array<typename Operand::Element>(k)[index]);
+        } else {
+            return params.numbers[k];
+        }
     }
 };
 
@@ -94,7 +109,8 @@ template <class Expression> struct ExpressionEpilogue {
         for (int i = 0; i < kRun; ++i) {
             const int64_t at = col + (i < count ? i : count - 1);
             float of_element[Expression::kResults];
-            Expression::of(operands, values[i], row, at, operands.matrix, of_element);
+            const ElementOperands<Expression> x{operands, row, at};
+            Expression::of(x, values[i], row, at, operands.matrix, of_element);
             if (i < count) rows.add(of_element);
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
@@ -130,7 +146,8 @@ template <class Expression> struct ExpressionRuns {
         for (int i = 0; i < kRun; ++i) {
             const int64_t at = col + (i < count ? i : count - 1);
             float of_element[Expression::kResults];
-            Expression::of(operands, values[i], others[i], row, at, operands.matrix, of_element);
+            const ElementOperands<Expression> x{operands, row, at};
+            Expression::of(x, values[i], others[i], row, at, operands.matrix, of_element);
             if (i < count) rows.add(of_element);
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];

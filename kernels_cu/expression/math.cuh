@@ -19,14 +19,13 @@ DEVICE float square_root(float x) {
 // Hyperbolic tangent, within 4 ulp.
 DEVICE float tanh_accurate(float x) {
     constexpr float p[] = {-0.3333332f, 0.13332638f, -0.053857073f, 0.021089362f, -0.006297238f};
-    const float t = magnitude(x);
-    if (t < 0.55f) {
-        // x + x p(x^2), scaled so that the product is not flushed to zero where x is tiny.
-        const float scaled = x * 0x1p24f, z = x * x;
-        return (scaled + scaled * (polynomial(p, z) * z)) * 0x1p-24f;
-    }
+    // Both ranges are computed: with a branch, the operations of several elements do not overlap.
+    // Near 0: x + x p(x^2), scaled so that the product is not flushed to zero where x is tiny.
+    const float t = magnitude(x), scaled = x * 0x1p24f, z = x * x;
+    const float near = (scaled + scaled * (polynomial(p, z) * z)) * 0x1p-24f;
     const float power = exp2_approx(2.0f * kLog2E * t);
-    return with_sign(1.0f - 2.0f * reciprocal_approx(1.0f + power), x);
+    const float far = with_sign(1.0f - 2.0f * reciprocal_approx(1.0f + power), x);
+    return t < 0.55f ? near : far;
 }
 
 // x = k pi / 2 + r, |r| <= pi / 4, for |x| up to 2^16.  pi / 2 has three parts; the difference with
@@ -58,12 +57,12 @@ struct Quadrant {
 };
 DEVICE float sine(float x) {
     const Quadrant q = Quadrant::of(x);
-    const float y = q.k & 1 ? q.cosine() : q.sine();
+    const float s = q.sine(), c = q.cosine(), y = q.k & 1 ? c : s;
     return q.k & 2 ? -y : y;
 }
 DEVICE float cosine(float x) {
     const Quadrant q = Quadrant::of(x);
-    const float y = q.k & 1 ? q.sine() : q.cosine();
+    const float s = q.sine(), c = q.cosine(), y = q.k & 1 ? s : c;
     return (q.k + 1) & 2 ? -y : y;
 }
 

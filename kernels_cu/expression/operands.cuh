@@ -1,8 +1,8 @@
 // Operands of score and mask formulas: numbers, and arrays that the formula indexes.
 #pragma once
 #include "expression/interval.cuh"
+#include "expression/operand.cuh"
 
-constexpr int kMaxOperands = 8;
 constexpr int kMaxIndices = 4;
 
 // Strides in elements and sizes of arrays.
@@ -12,11 +12,6 @@ struct OperandParams {
     float numbers[kMaxOperands];  // operands that are not arrays
 };
 struct OperandArrays { const void* arrays[kMaxOperands]; };
-
-DEVICE float operand_to_float(int32_t x) { return float(x); }
-DEVICE float operand_to_float(int64_t x) { return float(x); }
-DEVICE float operand_to_float(uint8_t x) { return float(x); }  // bool
-template <class T> DEVICE float operand_to_float(T x) { return to_float(x); }
 
 struct FormulaOperands {
     const OperandParams& params;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from expressions import Computed
 from gemm_hopper_problems import compute
@@ -17,6 +19,7 @@ from cupykern.targets import host
 
 OPERANDS, MATH = "expression/apply.cuh", "expression/math.cuh"
 QUAD = "gemm/epilogue/store_quad.cuh"
+FRAGMENT = "gemm/epilogue/operand_fragment.cuh"
 SM90, REDUCE = "gemm/epilogue/expression.cuh", "reduce_split_k_expression.cu"
 FAULTS = {
     "every matrix has the first one's operands": Fault(
@@ -39,12 +42,30 @@ FAULTS = {
         "const int i = at_row, j = at_col;",
         "few rows",
     ),
+    "operands of rows for columns where A and B are swapped": Fault(
+        FRAGMENT,
+        "const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;",
+        "const int i = at_row, j = at_col;",
+        "few rows",
+    ),
     "a pair beyond the row's end": Fault(SM90, "rest > 1 ? 2 : 1", "2", "odd columns"),
     "a pair's second row beyond the end": Fault(
         SM90, "if (i + 1 < params.m) first", "first", "few rows"
     ),
     "the first warp's rows for all": Fault(
-        SM90, "i < m ? i : m - 1", "i % 16", "odd columns"
+        FRAGMENT, "(i < m ? i : m - 1) * by_i", "(i % 16) * by_i", "odd columns"
+    ),
+    "both columns of a pair are the first": Fault(
+        FRAGMENT, "e = kAlongCols ? v % 2", "e = kAlongCols ? 0", "odd columns"
+    ),
+    "pairs of rows that are not aligned": Fault(
+        FRAGMENT, "if (aligned &&", "if (", "odd columns"
+    ),
+    "a slice beyond the row's end by pairs": Fault(
+        FRAGMENT, "&& col + Tile::kSlice <= n", "", "even columns"
+    ),
+    "this slice's operands for a later one": Fault(
+        SM90, "row_of(next), col_of(next)", "row_of(next), col_of(i)", "even columns"
     ),
     "partial sums of the first split": Fault(
         REDUCE, "(split * num_runs + run)", "(run)", "splits"
@@ -181,6 +202,7 @@ def check_few_rows() -> None:
     config = Sm90GemmConfig(32, 64, 64, 4, SlicedK(), Multicast(2), swap_ab=True)
     problem = MatmulProblem(20, 137, 136, layout_b="F", epilogue=FORMULAS[0])
     compute(host.current(), problem, config)
+    compute(host.current(), replace(problem, epilogue=FORMULAS[1]), config)
     guarded(MatmulProblem(19, 137, 136, layout_b="F", epilogue=FORMULAS[0]), config)
 
 
@@ -188,6 +210,14 @@ def check_odd_columns() -> None:
     if host.current().warp_size == 32:
         guarded(
             MatmulProblem(70, 137, 136, layout_b="F", epilogue=FORMULAS[0]),
+            Sm90GemmConfig(128, 128, 64, 3),
+        )
+
+
+def check_even_columns() -> None:
+    if host.current().warp_size == 32:
+        guarded(
+            MatmulProblem(70, 136, 136, layout_b="F", epilogue=FORMULAS[0]),
             Sm90GemmConfig(128, 128, 64, 3),
         )
 
@@ -243,6 +273,7 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
         "hopper results": check_hopper_results,
         "few rows": check_few_rows,
         "odd columns": check_odd_columns,
+        "even columns": check_even_columns,
         "splits": check_splits,
         "functions": check_functions,
         "special": check_special,

@@ -66,7 +66,7 @@ FAULTS = {
         ROW, "threadIdx.x % 4 == 0 && at <= last_row", "threadIdx.x % 4 == 0", "hopper"
     ),
     "hopper: a slice beyond the last one": Fault(
-        SM90, "&& row_slice * Tile::kOwnCols < params.n", "", "hopper, split"
+        SM90, "&& row_slice * Tile::kOwnCols < n", "", "hopper, split"
     ),
     "hopper: the first block's slice for all": Fault(
         SM90, "Tile::kOwnCols + own.first / own.kCount", "Tile::kOwnCols", "hopper, split"
@@ -104,6 +104,13 @@ def check_integers(shape: tuple[int, ...], dtype: str = "float16", **options) ->
     assert (total == acc.sum(-1, keepdims=True)).all()
     assert (most == (-1 - acc**2).max(-1, keepdims=True)).all()
     assert (count == n * (n - 1) // 2).all()
+
+
+def check_both_orders(shape: tuple[int, ...], **options) -> None:
+    """What a block stores beyond its slices is overwritten in one of the orders."""
+    for schedule in ("fifo", "lifo"):
+        with host.use(schedule=schedule):
+            check_integers(shape, **options)
 
 
 def check_gate(shape: tuple[int, int, int], **options) -> None:
@@ -147,7 +154,7 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
             check_integers, (200, 137, 136), Sm90GemmConfig(128, 128, 64, 3, PingPong())
         ),
         "hopper, split": lambda: on_hopper(
-            check_integers, (70, 136, 136), Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2))
+            check_both_orders, (70, 136, 136), Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2))
         ),
         "hopper gate": lambda: on_hopper(
             check_gate, (70, 72, 136), Sm90DualGemmConfig(64, 64, 64, 12, Cooperative(1), SplitK(2))

@@ -254,15 +254,28 @@ def test_a_bool_operand_is_a_condition(target):
 
 
 @needs.hopper
-@pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])
-def test_hoppers_epilogue_reads_integers_and_booleans(target, dtype):
-    x = target.xp.asarray(np.arange(72 * 136).reshape(72, 136).astype(dtype))
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "int64"])
+def test_hoppers_epilogue_reads_operands_of_any_dtype_and_strides(target, dtype):
+    """By pairs of columns where they are aligned, else by elements."""
+    whole = np.arange(74 * 277).reshape(74, 277) % 5
     a, b = random(target, (72, 64), "float16", 1), random(target, (136, 64), "float16", 2).T
-    kwargs = {"operands": {"x": x, "s": x[:, :1], "t": x[0]}, "epilogue": "acc * s + x - t",
-              "config": Sm90GemmConfig(128, 128, 64, 3)}  # fmt: skip
-    assert compare(MATMUL, a, b, **kwargs).ok
+    even = array(target, whole[:, :276], dtype)
+    odd, flat = array(target, whole, dtype), array(target, whole.T[:140, :72], dtype)
+    views = (
+        *(even[:72, :136], even[1:73, 2:138], even[:72, 1:137]),
+        *(odd[:72, :136], even[:72, :272:2], even[71::-1, 135::-1], flat[:136].T),
+    )
+    for x in views:
+        kwargs = {"operands": {"x": x, "s": x[:, :1], "t": x[0]}, "epilogue": "acc * s + x - t",
+                  "config": Sm90GemmConfig(128, 128, 64, 3)}  # fmt: skip
+        assert compare(MATMUL, a, b, **kwargs).ok, x.strides
+
+
+@needs.hopper
+def test_an_int8_product_minus_its_zero_points_is_exact(target):
     x8 = array(target, np.random.default_rng(1).integers(-8, 9, (72, 64)), "int8")
-    exact = {"operands": {"z": x[:, :1]}, "epilogue": "acc - z", "out_dtype": "float32"}
+    z = target.xp.asarray(np.arange(72, dtype=np.int32)[:, None])
+    exact = {"operands": {"z": z}, "epilogue": "acc - z", "out_dtype": "float32"}
     assert compare(SCALED, x8, x8.T, **exact).ok
 
 

@@ -18,20 +18,14 @@ UNARY = ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf", "s
          "cos", "floor", "float16", "bfloat16", "float")  # fmt: skip
 _KERNEL = """
 struct Operands {
-    struct { int64_t i_strides[8], j_strides[8]; } params;
     const float* arrays;
-    template <class T> DEVICE T element(int k, int64_t index) const {
-        return arrays[k * kSize + index];
-    }
+    int64_t at;
+    template <int k> DEVICE float get() const { return arrays[k * kSize + at]; }
 };
 
 KERNEL void word(const float* acc, const float* operands, float* y) {
     const int64_t i = blockIdx.x, j = threadIdx.x, at = i * kNumThreads + j;
-    Operands x{{}, operands};
-    for (int k = 0; k < 8; ++k) {
-        x.params.i_strides[k] = kNumThreads;
-        x.params.j_strides[k] = 1;
-    }
+    const Operands x{operands, at};
     float results[1];
     Expression::of(x, acc[at], i, j, int64_t(0), results);
     y[at] = results[0];

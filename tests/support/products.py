@@ -23,7 +23,8 @@ def to_numpy(x) -> np.ndarray:
 
 
 def array(target, values, dtype: str, layout: str = "C"):
-    return with_layout(np.asarray(values).astype(dtypes.NAMES[dtype]), layout, target.xp)
+    kind = dtypes.NAMES.get(dtype, dtype)  # integers and booleans have numpy's names
+    return with_layout(np.asarray(values).astype(kind), layout, target.xp)
 
 
 def random(target, shape, dtype: str, seed: int, kind: str = "normal"):

@@ -3,8 +3,8 @@
 // stored from the registers.
 #pragma once
 #include "gemm/epilogue/matmul.cuh"
+#include "gemm/epilogue/operand_fragment.cuh"
 #include "gemm/epilogue/store_quad.cuh"
-#include "expression/apply.cuh"
 
 namespace gemm {
 
@@ -29,6 +29,10 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     using Results = float[Expression::kResults][kValues];
     using Narrow = typename Expression::Narrow;
     using Rows = typename Expression::Rows;
+    using Fragments = typename FragmentsOfList<Tile, typename Expression::Operands>::Type;
+    // Slices whose operands are loaded ahead, in up to 32 registers: a load waits for what TMA has
+    // in flight, 1 to 2 us.
+    static constexpr int kAhead = Fragments::kWords <= 8 ? 4 : Fragments::kWords <= 16 ? 2 : 1;
     static_assert(Rows::kCount == 0 || !kSwapAB, "a lane has columns of a row");
 
     const ExpressionOperands& operands;
@@ -46,42 +50,26 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
                         int warp, int warpgroup)
             : General::Consumer(whole, storage, work, warp, warpgroup), whole(whole) {}
 
-        DEVICE void begin(const GemmWorkTile& tile) {
-            General::Consumer::begin(tile);
-            whole.prefetch(tile, this->work.first_row, this->work.first_col);
-        }
         template <class Scheduler>
         DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
             whole.store(tile, this->staging, this->box, this->work, accumulator);
         }
     };
 
-    // L2 prefetch of operands that are matrices, during the mainloop.
-    DEVICE void prefetch(const GemmWorkTile& tile, int row, int col) const {
-        Expression::for_each_matrix([&](int k, int size) {
-            const ExpressionOperands found = operands.of_matrix(this->params.batch, tile.batch);
-            EpilogueParams params = this->params.epilogue;
-            params.residual = {found.params.i_strides[k], found.params.j_strides[k]};
-            params.residual_dtype = size == 4 ? kFloat : size == 2 ? kHalf : kE4m3;
-            const void* first =
-                element_address(found.arrays[k], found.offsets[k], params.residual_dtype);
-            Ops::prefetch_residual({params, nullptr, nullptr, first, nullptr, nullptr}, row, col);
-        });
-    }
     // Applies the formula to a lane's values in results[0].  (row, col): the slice's first element.
     // rows: reductions of the lane's two rows.
-    DEVICE void apply(const ExpressionOperands& found, int row, int col, Results& results,
-                      Rows (&rows)[2]) const {
+    DEVICE void apply(const ExpressionOperands& found, const Fragments& fragments, int row, int col,
+                      Results& results, Rows (&rows)[2]) const {
         const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
         const int lane = Tile::lane();
 #pragma unroll
         for (int v = 0; v < kValues; ++v) {
             const int at_row = row + Tile::row_of_half(lane, v / 2 % 2),
                       at_col = col + wgmma_col(lane, v);
-            // Clamped: operands have no elements outside of the output.
             const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
             float of_element[Expression::kResults];
-            Expression::of(found, results[0][v], i < m ? i : m - 1, j < n ? j : n - 1, found.matrix,
+            const FragmentElement<Fragments> x{fragments, found, v};
+            Expression::of(x, results[0][v], i < m ? i : m - 1, j < n ? j : n - 1, found.matrix,
                            of_element);
             if (j < n) rows[v / 2 % 2].add(of_element);
 #pragma unroll
@@ -137,25 +125,37 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         const int batch = int(this->offset(tile, kOut));
         typename Ops::Broadcasts broadcasts;
         broadcasts.load(matrix, work.first_row, work.first_col);
+        // This block's slices; its columns are slice `row_slice` of the row reductions.
         const typename Tile::OwnChunks own;
-        // This block's columns are slice `row_slice` of the row reductions; last_own: their last
-        // slice in 64 rows.
-        const int last_own = (own.first + own.kCount) * Tile::kSlicesOfChunk - 1,
-                  row_slice = work.first_col / Tile::kOwnCols + own.first / own.kCount;
+        constexpr int kOwn = own.kCount * Tile::kSlicesOfChunk;  // of 64 rows
+        const auto slice_of = [&](int i) {
+            return i / kOwn * kSlices + own.first * Tile::kSlicesOfChunk + i % kOwn;
+        };
+        const auto row_of = [&](int i) { return work.first_row + i / kOwn * 64; };
+        const auto col_of = [&](int i) {
+            return work.first_col + Tile::slice_col(slice_of(i) % kSlices);
+        };
+        const int row_slice = work.first_col / Tile::kOwnCols + own.first / own.kCount;
+        const int m = int(params.m), n = int(params.n);
         Rows rows[2];
+        Fragments ahead[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            if (i < Tile::kMmasM * kOwn) ahead[i].load(found, row_of(i), col_of(i), m, n);
 #pragma unroll 1
-        for (int slice = 0; slice < Tile::kMmasM * kSlices; ++slice) {
-            if (!own.has(slice % kSlices / Tile::kSlicesOfChunk)) continue;
-            const int row = work.first_row + slice / kSlices * 64,
-                      col = work.first_col + Tile::slice_col(slice % kSlices);
+        for (int i = 0; i < Tile::kMmasM * kOwn; ++i) {
+            const int slice = slice_of(i), row = row_of(i), col = col_of(i);
+            const Fragments fragments = ahead[0];
+#pragma unroll
+            for (int j = 1; j < kAhead; ++j) ahead[j - 1] = ahead[j];
+            if (const int next = i + kAhead; next < Tile::kMmasM * kOwn)
+                ahead[kAhead - 1].load(found, row_of(next), col_of(next), m, n);
             Results results;
             Values& values = results[0];
             Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
-            apply(found, row, col, results, rows);
-            if (slice % kSlices == last_own && row_slice * Tile::kOwnCols < params.n) {
-                store_quad_rows(rows, found, row + Tile::lane() / 4,
-                                int(this->params.epilogue.m) - 1, row_slice);
-            }
+            apply(found, fragments, row, col, results, rows);
+            if (i % kOwn == kOwn - 1 && row_slice * Tile::kOwnCols < n)
+                store_quad_rows(rows, found, row + Tile::lane() / 4, m - 1, row_slice);
             if constexpr (!kSame<Narrow, void>) {
                 store_values(static_cast<Narrow*>(matrix.out), params.out, row, col, values);
             } else if (this->params.tma_stores) {

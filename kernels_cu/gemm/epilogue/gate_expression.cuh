@@ -49,7 +49,8 @@ template <class Expression> struct ExpressionGate {
             const int row = element.row < last_row ? element.row : last_row,
                       col = element.col < last_col ? element.col : last_col;
             float results[Expression::kResults];
-            Expression::of(operands, values[i], others[i], row, col, operands.matrix, results);
+            const ElementOperands<Expression> x{operands, row, col};
+            Expression::of(x, values[i], others[i], row, col, operands.matrix, results);
             values[i] = results[0];
             if (element.inside && row == element.row && col == element.col) {
                 Expression::for_each_more(StoreElement{operands, row, col, results});
