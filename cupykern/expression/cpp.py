@@ -36,6 +36,8 @@ OF_REALS = {
     "tanh": "tanh_accurate({0})",
     "erf": "erf_accurate({0})",
     "sigmoid": "sigmoid({0})",
+    "gelu": "gelu({0})",
+    "gelu_tanh": "gelu_tanh({0})",
     "sin": "sine({0})",
     "cos": "cosine({0})",
     "floor": "whole_below({0})",

@@ -23,6 +23,8 @@ _ERRORS = {  # error of a real operation t; e(x) is the error of an argument and
     "tanh": "e({0}) + 8 u |{t}|",
     "erf": "1.13 e({0}) + 4 u |{t}|",
     "sigmoid": "e({0}) / 4 + (14 + 2.5 max(-{0}, 0)) u |{t}|",
+    "gelu": "1.13 e({0}) + 3 u (|{0}| + e({0})) + 2 u |{t}|",
+    "gelu_tanh": "1.13 e({0}) + (19 + 10 max(-p, 0)) u |{t}|, p = 1.596 {0} + 0.0714 {0}^3",
     "sin": "e({0}) + 4 u |{t}|; any where |{0}| > 2^16",
     "cos": "e({0}) + 4 u |{t}|; any where |{0}| > 2^16",
     "floor": "0; 1 or more where an integer is within e({0}) of {0}",

@@ -131,9 +131,9 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
         the matrix index in the batch.  Other names are operands.
         Operators: + - * /, comparisons, & | ~ of booleans, x if condition else y (numbers or
         booleans), // and % of integers by an integer literal.
-        Functions: abs, exp, exp2, log, log2, sqrt, rsqrt, tanh, erf, sigmoid, sin, cos, floor,
-        minimum, maximum, where, isnan; float converts an integer or boolean to FP32; float16 and
-        bfloat16 round a number to that format.
+        Functions: abs, exp, exp2, log, log2, sqrt, rsqrt, tanh, erf, sigmoid, gelu, gelu_tanh,
+        sin, cos, floor, minimum, maximum, where, isnan; float converts an integer or boolean to
+        FP32; float16 and bfloat16 round a number to that format.
         An operand as a condition means operand != 0.  A callable may also use numpy functions, and
         must use where() in place of `if`.
         For products, a tuple gives up to 4 results: "maximum(acc, 0), acc".  Results after the

@@ -41,7 +41,7 @@ MAX_INDICES = 4
 
 FUNCTIONS = {
     **dict.fromkeys(("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf"), 1),
-    **dict.fromkeys(("sigmoid", "sin", "cos", "floor", "isnan"), 1),
+    **dict.fromkeys(("sigmoid", "gelu", "gelu_tanh", "sin", "cos", "floor", "isnan"), 1),
     **dict.fromkeys(("float", "float16", "bfloat16"), 1),
     "minimum": 2,
     "maximum": 2,

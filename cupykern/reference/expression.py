@@ -13,7 +13,7 @@ from ..expression import Expression, read
 from ..expression.tree import INTEGER, REDUCTIONS, Node
 from ..numerics import as_float64, finfo, gap, namespace
 from ..typing import Array, Namespace
-from .activations import erf, sigmoid
+from .activations import ACTIVATIONS, erf, sigmoid
 from .expression_rows import reduce_rows
 
 RANGES = {
@@ -48,6 +48,7 @@ _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
     "rsqrt": lambda xp, x: 1 / xp.sqrt(x),
     "sigmoid": sigmoid,
     "erf": erf,
+    **{name: ACTIVATIONS[name].value for name in ("gelu", "gelu_tanh")},
     "float16": lambda xp, x: rounded_to(xp, x, dtypes.float16),
     "bfloat16": lambda xp, x: rounded_to(xp, x, dtypes.bfloat16),
 }

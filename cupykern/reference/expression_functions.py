@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 
 from ..numerics import UNIT_ROUNDOFF_32
 from ..typing import Namespace
+from .activations import ACTIVATIONS
 from .elementary import (
     ERF_ULPS,
     EXP2_RMS,
     EXP2_ULPS,
+    GELU_ERROR,
+    GELU_TANH_ULPS,
+    GELU_TANH_ULPS_PER_UNIT,
     LOG_ULPS,
     RECIPROCAL_RMS,
     RSQRT_RMS,
@@ -35,6 +39,7 @@ class Function(NamedTuple):
     steepest: (xp, x, y, e) -> the largest |f'| within e of x.
     relative, rms: (xp, x) -> the largest and the expected relative error of y.
     ends: (xp, x, e) -> where the bound ends.
+    absolute: (xp, largest |x|) -> an error besides, which is not relative to y.
     """
 
     slope: Callable[..., Any]
@@ -42,6 +47,7 @@ class Function(NamedTuple):
     relative: Callable[..., Any]
     rms: Callable[..., Any]
     ends: Callable[..., Any] = lambda xp, x, e: False
+    absolute: Callable[..., Any] = lambda xp, size: 0.0
 
 
 def _near(xp: Namespace, x: Any, e: Any) -> Any:
@@ -66,6 +72,30 @@ def _sigmoid_rms(xp: Namespace, x: Any) -> Any:
     power = xp.hypot(EXP2_RMS * U, ROUNDING * x)
     share = 1 / (1 + xp.exp(x))
     return xp.sqrt((share * power) ** 2 + (RECIPROCAL_RMS * U) ** 2 + ROUNDING**2)
+
+
+def _slope_of(name: str) -> Callable[..., Any]:
+    return lambda xp, x, y: ACTIVATIONS[name].slope(xp, x)
+
+
+def _steepest_of(name: str) -> Callable[..., Any]:
+    """The second derivatives of activations are at most 1."""
+    activation = ACTIVATIONS[name]
+    return lambda xp, x, y, e: xp.minimum(xp.abs(activation.slope(xp, x)) + e, activation.steepest)
+
+
+def _rms_of(name: str) -> Callable[..., Any]:
+    def rms(xp: Namespace, x: Any) -> Any:
+        y = xp.abs(ACTIVATIONS[name].value(xp, x))
+        expected = ACTIVATIONS[name].error(xp, x, False)[2]
+        return xp.where(y > 0, expected / xp.where(y > 0, y, 1.0), 0.0)
+
+    return rms
+
+
+def _gelu_tanh_relative(xp: Namespace, x: Any) -> Any:
+    exponent = math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)
+    return (2 * (GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-exponent, 0)) + 1) * U
 
 
 def _constant(value: float) -> Callable[..., Any]:
@@ -138,6 +168,19 @@ FUNCTIONS = {
         lambda xp, x, y, e: _sigmoid_slope(xp, _near(xp, x, e)),
         lambda xp, x: 2 * (SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(-x, 0)) * U,
         _sigmoid_rms,
+    ),
+    "gelu": Function(
+        _slope_of("gelu"),
+        _steepest_of("gelu"),
+        _constant(2 * U),
+        _rms_of("gelu"),
+        absolute=lambda xp, size: GELU_ERROR * U * size,
+    ),
+    "gelu_tanh": Function(
+        _slope_of("gelu_tanh"),
+        _steepest_of("gelu_tanh"),
+        _gelu_tanh_relative,
+        _rms_of("gelu_tanh"),
     ),
     "sin": Function(
         lambda xp, x, y: xp.cos(x),

@@ -115,8 +115,8 @@ _WORDS = {
     *("float", "int64_t", "uint64_t", "const", "return", "x", "acc", "i", "j", "b", "bool"),
     *("wrap", "floor_divide", "floor_modulo", "smaller_of", "larger_of", "magnitude", "kLog2E"),
     *("exp_of", "exp2_approx", "log_accurate", "square_root", "reciprocal_square_root"),
-    *("tanh_accurate", "erf_accurate", "sigmoid", "sine", "cosine", "whole_below", "params"),
-    *("numbers", "results", "to_float", "from_float", "half", "bf16"),
+    *("tanh_accurate", "erf_accurate", "sigmoid", "gelu", "gelu_tanh", "sine", "cosine"),
+    *("whole_below", "template", "get", "results", "to_float", "from_float", "half", "bf16"),
 }
 
 

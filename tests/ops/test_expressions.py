@@ -17,6 +17,8 @@ USUAL = (
     "maximum(acc * s + t, 0)",
     "acc / (1 + exp(-acc)) + t",
     "0.5 * acc * (1 + erf(acc * 0.7071067811865476))",
+    "gelu(acc + t) * s",
+    "gelu_tanh(acc + t) + s",
     "30 * tanh(acc / 30)",
     "where(acc > 0, acc, 0.1 * (exp(acc) - 1))",
     "acc * sigmoid(1.702 * acc) * s",

@@ -14,8 +14,8 @@ from cupykern.reference.expression_error import expression_bound
 
 ROWS, COLS = 16, 64
 NAMES = ("s", "t")
-UNARY = ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin",
-         "cos", "floor", "float16", "bfloat16", "float")  # fmt: skip
+UNARY = ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf", "sigmoid",
+         "gelu", "gelu_tanh", "sin", "cos", "floor", "float16", "bfloat16", "float")  # fmt: skip
 _KERNEL = """
 struct Operands {
     const float* arrays;
