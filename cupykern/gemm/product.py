@@ -257,16 +257,20 @@ class Formula(NamedTuple):
             operands=tuple(matrices[name] if x is None else x for name, x in found)
         )
 
+    @property
+    def arguments(self) -> tuple[Matrix | float | None, ...]:
+        """`operands` without results."""
+        return self.operands[: len(self.operands) - max(0, len(self.roots) - 1)]
+
     def code(self, out: np.dtype) -> FormulaCode:
         """The C++ code.  out: the first result's dtype."""
-        count = len(self.operands) - max(0, len(self.roots) - 1)
         kinds = [
             OperandCode(OPERAND_CPP[x.dtype], x.row != 0, x.col != 0)
             if isinstance(x, Matrix)
             else OperandCode()
-            for x in self.operands[:count]
+            for x in self.arguments
         ]
-        results = (x for x in self.operands[count:] if isinstance(x, Matrix))
+        results = (x for x in self.operands[len(kinds) :] if isinstance(x, Matrix))
         more = [dtypes.CPP_NAMES[x.dtype] for x in results]
         narrow = dtypes.CPP_NAMES[out] if out in NARROW else "void"
         text = source(self.nodes, kinds, self.scope, self.roots, more, narrow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .. import dtypes
 from .operand_maps import tma_stores
-from .product import ACTIVATIONS, FP4, Product
+from .product import ACTIVATIONS, FP4, Matrix, Product
 
 GENERAL, TMA_STORE, TMA_RESIDUAL = range(3)
 _SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
@@ -18,6 +18,18 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
     if fits_tma_store(product, swap_ab):
         return TMA_STORE
     return TMA_RESIDUAL if _fits_tma_residual(product, swap_ab) else GENERAL
+
+
+def loaded_operand(product: Product, swap_ab: bool) -> int | None:
+    """The number of the formula's operand that TMA loads to the staging, as TMA_RESIDUAL loads a
+    residual (gemm/epilogue/expression.cuh: kLoaded): the first matrix of 16 bits.  None: none."""
+    p = product
+    if p.formula is None or p.kernel != "gemm" or swap_ab or p.batch:
+        return None
+    for k, x in enumerate(p.formula.arguments):
+        if isinstance(x, Matrix) and x.row != 0 and x.col != 0 and x.dtype.itemsize == 2:
+            return k if all(tma_stores(y, p.m, p.n) for y in (p.out, x)) else None
+    return None
 
 
 def fits_tma_store(product: Product, swap_ab: bool) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from .operand_maps import edge_map, map_plan, operand_map, tma_stores
 from .product import (
     ARRAYS,
     K_MAJOR,
+    Matrix,
     Product,
     fill_batch,
     fill_block_scales,
@@ -35,7 +36,7 @@ from .product import (
 )
 from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
-from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
+from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
@@ -102,6 +103,12 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
         kind = epilogue_kind(p, c.swap_ab)
         if kind == TMA_STORE and isinstance(c, MatmulEpilogue) and c.general:
             kind = TMA_RESIDUAL
+    loaded = loaded_operand(p, c.swap_ab)
+    residual = p.residual
+    mapped = _MAPPED[p.kernel]
+    if loaded is not None and p.formula is not None:
+        kind, residual = TMA_RESIDUAL, cast(Matrix, p.formula.operands[loaded])
+        mapped = (*mapped[:-1], len(ARRAYS[p.kernel]) + loaded)
     task = replace(task, tma_store_epilogue=kind == TMA_STORE)
     tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
     clusters = (
@@ -121,7 +128,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         results = {_OUT: map_out}
     else:
-        results = _output_maps(p, c, kind)
+        results = _output_maps(p, c, kind, residual)
         dual = p.kernel == "dual_gemm"
         params = _dual_params(p) if dual else _matmul_params(p, task, c, kind)
         _fill_common(params, p, task, {**operands, **results})
@@ -131,7 +138,6 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     for operand, of_operand in operands.items():
         maps += of_operand, edge_map(of_operand, layouts[operand])
     maps += results.values()
-    mapped = _MAPPED[p.kernel]
     params["num_k_tiles"], params["swizzle"] = math.ceil(p.k / c.tile_k), swizzle
     params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
     places = PLACES[p.kernel]
@@ -166,7 +172,9 @@ def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPla
     return maps
 
 
-def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | None]:
+def _output_maps(
+    p: Product, c: Sm90Config, kind: int, residual: Matrix | None
+) -> dict[int, MapPlan | None]:
     """The maps of the result and the residual; None where threads access memory instead."""
     maps: dict[int, MapPlan | None] = {_OUT: None}
     if p.kernel == "gemm":
@@ -178,8 +186,8 @@ def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | No
             box = (1, *c.store_box)
         shape = p.m, p.n
         maps[_OUT] = map_plan(p.out, p.batch, shape, (p.out.row, 1), box)
-        if kind == TMA_RESIDUAL and p.residual is not None:
-            maps[_RESIDUAL] = map_plan(p.residual, p.batch, shape, (p.residual.row, 1), box)
+        if kind == TMA_RESIDUAL and residual is not None:
+            maps[_RESIDUAL] = map_plan(residual, p.batch, shape, (residual.row, 1), box)
     return maps
 
 

@@ -14,7 +14,8 @@ struct NumberOperand {
     static constexpr bool kIsArray = false, kRows = false, kCols = false;
 };
 
-template <int k, class First, class... Rest> struct TypeAt {
+template <int k, class... Types> struct TypeAt;
+template <int k, class First, class... Rest> struct TypeAt<k, First, Rest...> {
     using Type = typename TypeAt<k - 1, Rest...>::Type;
 };
 template <class First, class... Rest> struct TypeAt<0, First, Rest...> { using Type = First; };
@@ -22,6 +23,18 @@ template <class First, class... Rest> struct TypeAt<0, First, Rest...> { using T
 // A formula's operands, in order.
 template <class... Operands> struct OperandList {
     template <int k> using At = typename TypeAt<k, Operands...>::Type;
+
+    // The first operand that is a matrix of 16 bits; -1: none.
+    DEVICE static constexpr int first_short_matrix() {
+        int found = -1, k = 0;
+        ((found = found < 0 && Operands::kRows && Operands::kCols &&
+                          sizeof(typename Operands::Element) == 2
+                      ? k
+                      : found,
+          ++k),
+         ...);
+        return found;
+    }
 };
 
 DEVICE float operand_to_float(int32_t x) { return float(x); }

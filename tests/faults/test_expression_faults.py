@@ -12,7 +12,7 @@ from products import MATMUL, compare
 
 from cupykern import check, dtypes
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
-from cupykern.gemm.sm90_policies import Multicast, SlicedK
+from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.problems.products import FORMULAS, MIXED, RESULTS, MatmulProblem
 from cupykern.targets import host
@@ -63,6 +63,19 @@ FAULTS = {
     ),
     "a slice beyond the row's end by pairs": Fault(
         FRAGMENT, "&& col + Tile::kSlice <= n", "", "even columns"
+    ),
+    "hopper: a box is read before it is loaded": Fault(
+        SM90, "if (of_chunk == 0) consumer.residual.wait(count, chunk);", "", "loaded"
+    ),
+    "hopper: every box is the first": Fault(
+        SM90, "consumer.residual.box(count, chunk)", "consumer.residual.box(count, 0)", "loaded"
+    ),
+    "hopper: both slices of a box are the first": Fault(
+        SM90, "of_chunk, words);", "0, words);", "loaded"
+    ),
+    "hopper: boxes of one column": Fault(
+        SM90, "follow(count, chunk, work.first_row", "follow(count, chunk & 2, work.first_row",
+        "loaded",
     ),
     "this slice's operands for a later one": Fault(
         SM90, "row_of(next), col_of(next)", "row_of(next), col_of(i)", "even columns"
@@ -222,6 +235,18 @@ def check_even_columns() -> None:
         )
 
 
+def check_loaded() -> None:
+    if host.current().warp_size != 32:
+        return
+    config = Sm90GemmConfig(128, 128, 64, 3, PingPong())
+    call = MATMUL.inputs(MatmulProblem(200, 136, 136, layout_b="F"), 1, np)
+    r = MATMUL.inputs(MatmulProblem(200, 8, 136), 2, np).args[0]  # 200 x 136
+    for schedule in ("fifo", "lifo"):
+        with host.use(schedule=schedule):
+            kwargs = {"epilogue": "acc - r", "operands": {"r": r}, "config": config}
+            assert compare(MATMUL, *call.args, **kwargs).ok
+
+
 def guarded(problem: MatmulProblem, config: Sm90GemmConfig) -> None:
     """Within the bound, and nothing is written beyond the result."""
     call = MATMUL.inputs(problem, 1, np)
@@ -274,6 +299,7 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
         "few rows": check_few_rows,
         "odd columns": check_odd_columns,
         "even columns": check_even_columns,
+        "loaded": check_loaded,
         "splits": check_splits,
         "functions": check_functions,
         "special": check_special,

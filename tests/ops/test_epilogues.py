@@ -256,10 +256,11 @@ def test_a_bool_operand_is_a_condition(target):
 @needs.hopper
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "int64"])
 def test_hoppers_epilogue_reads_operands_of_any_dtype_and_strides(target, dtype):
-    """By pairs of columns where they are aligned, else by elements."""
-    whole = np.arange(74 * 277).reshape(74, 277) % 5
+    """By TMA where a 16-bit matrix allows it, by pairs of columns where they are aligned, else by
+    elements."""
+    whole = np.arange(74 * 281).reshape(74, 281) % 5
     a, b = random(target, (72, 64), "float16", 1), random(target, (136, 64), "float16", 2).T
-    even = array(target, whole[:, :276], dtype)
+    even = array(target, whole[:, :280], dtype)
     odd, flat = array(target, whole, dtype), array(target, whole.T[:140, :72], dtype)
     views = (
         *(even[:72, :136], even[1:73, 2:138], even[:72, 1:137]),
@@ -269,6 +270,29 @@ def test_hoppers_epilogue_reads_operands_of_any_dtype_and_strides(target, dtype)
         kwargs = {"operands": {"x": x, "s": x[:, :1], "t": x[0]}, "epilogue": "acc * s + x - t",
                   "config": Sm90GemmConfig(128, 128, 64, 3)}  # fmt: skip
         assert compare(MATMUL, a, b, **kwargs).ok, x.strides
+
+
+@needs.hopper
+@pytest.mark.parametrize(
+    "config",
+    [
+        Sm90GemmConfig(128, 128, 64, 3, PingPong()),
+        Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2)),
+        Sm90GemmConfig(64, 64, 64, 4, SlicedK()),
+    ],
+    ids=str,
+)
+def test_a_matrix_of_16_bits_is_loaded_by_tma(target, config):
+    """The first one; the second is read by threads."""
+    a, b = random(target, (333, 136), "float16", 1), random(target, (200, 136), "float16", 2).T
+    r, more = (random(target, (333, 200), dtype, 3) for dtype in ("bfloat16", "float16"))
+    operands = {"r": r, "q": more, "t": random(target, (200,), "float32", 4)}
+    for formula in (
+        "acc * 0.5 + t - r * q",
+        "maximum(acc, r), row_max(abs(acc - q)), acc * q + t",
+    ):
+        kwargs = {"operands": {k: operands[k] for k in cupykern.expression(formula).names}}
+        assert compare(MATMUL, a, b, epilogue=formula, config=config, **kwargs).ok
 
 
 @needs.hopper

@@ -33,6 +33,8 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     // Slices whose operands are loaded ahead, in up to 32 registers: a load waits for what TMA has
     // in flight, 1 to 2 us.
     static constexpr int kAhead = Fragments::kWords <= 8 ? 4 : Fragments::kWords <= 16 ? 2 : 1;
+    // The operand that TMA loads to the staging (Residual) for kTmaResidualEpilogue; -1: none.
+    static constexpr int kLoaded = kSwapAB ? -1 : Expression::Operands::first_short_matrix();
     static_assert(Rows::kCount == 0 || !kSwapAB, "a lane has columns of a row");
 
     const ExpressionOperands& operands;
@@ -48,11 +50,13 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         template <class Storage>
         DEVICE Consumer(const ExpressionEpilogueSm90& whole, Storage& storage, WorkTile& work,
                         int warp, int warpgroup)
-            : General::Consumer(whole, storage, work, warp, warpgroup), whole(whole) {}
+            : General::Consumer(whole, storage, work, warp, warpgroup), whole(whole) {
+            this->adds = kLoaded >= 0 && whole.params.epilogue_kind == kTmaResidualEpilogue;
+        }
 
         template <class Scheduler>
         DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
-            whole.store(tile, this->staging, this->box, this->work, accumulator);
+            whole.store(tile, count, *this, accumulator);
         }
     };
 
@@ -115,9 +119,10 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             epilogue.store_values(found.result<T>(k), strides, row, col, results[which]);
         }
     };
-    template <class Staging>
-    DEVICE void store(const GemmWorkTile& tile, Staging& staging, int& box, const WorkTile& work,
+    DEVICE void store(const GemmWorkTile& tile, int count, Consumer& consumer,
                       const Accumulator& accumulator) const {
+        const WorkTile& work = consumer.work;
+        const bool loads = consumer.adds;
         const EpilogueParams params = without_addends(this->params.epilogue);
         const MatrixEpilogue all = this->of_matrix(tile);
         const MatrixEpilogue matrix{params, all.out, nullptr, nullptr, all.scale_a, all.scale_b};
@@ -141,15 +146,27 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         Fragments ahead[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
-            if (i < Tile::kMmasM * kOwn) ahead[i].load(found, row_of(i), col_of(i), m, n);
+            if (i < Tile::kMmasM * kOwn)
+                ahead[i].load(found, row_of(i), col_of(i), m, n, loads ? kLoaded : -1);
 #pragma unroll 1
         for (int i = 0; i < Tile::kMmasM * kOwn; ++i) {
             const int slice = slice_of(i), row = row_of(i), col = col_of(i);
-            const Fragments fragments = ahead[0];
+            const int chunk = i / Tile::kSlicesOfChunk, of_chunk = i % Tile::kSlicesOfChunk;
+            Fragments fragments = ahead[0];
 #pragma unroll
             for (int j = 1; j < kAhead; ++j) ahead[j - 1] = ahead[j];
             if (const int next = i + kAhead; next < Tile::kMmasM * kOwn)
-                ahead[kAhead - 1].load(found, row_of(next), col_of(next), m, n);
+                ahead[kAhead - 1].load(found, row_of(next), col_of(next), m, n,
+                                       loads ? kLoaded : -1);
+            if constexpr (kLoaded >= 0) {
+                if (loads) {
+                    if (of_chunk == 0) consumer.residual.wait(count, chunk);
+                    uint32_t words[kValues / 2];
+                    StoreBox<Tile>::template move_slice<true>(consumer.residual.box(count, chunk),
+                                                              of_chunk, words);
+                    fragments.template set<kLoaded>(words);
+                }
+            }
             Results results;
             Values& values = results[0];
             Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
@@ -159,8 +176,10 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             if constexpr (!kSame<Narrow, void>) {
                 store_values(static_cast<Narrow*>(matrix.out), params.out, row, col, values);
             } else if (this->params.tma_stores) {
-                StoreBox<Tile>::store_slice(staging, box, this->arguments.out_map, slice, row, col,
-                                            batch, params.out_dtype, values);
+                StoreBox<Tile>::store_slice(consumer.staging, consumer.box, this->arguments.out_map,
+                                            slice, row, col, batch, params.out_dtype, values);
+                if (loads && of_chunk == Tile::kSlicesOfChunk - 1 && consumer.residual.loads())
+                    consumer.residual.follow(count, chunk, work.first_row, work.first_col, 0);
             } else if (params.out_dtype == kFloat) {
                 store_values(static_cast<float*>(matrix.out), this->params.epilogue.out, row, col,
                              values);

@@ -65,7 +65,7 @@ template <class Tile, class Operand> struct OperandFragment {
 // Of operands kFirst, kFirst + 1, ... of a formula.
 template <class Tile, int kFirst, class... Operands> struct OperandFragments {
     static constexpr int kWords = 0;  // of registers
-    DEVICE void load(const ExpressionOperands&, int, int, int, int) {}
+    DEVICE void load(const ExpressionOperands&, int, int, int, int, int) {}
 };
 template <class Tile, int kFirst, class First, class... Rest>
 struct OperandFragments<Tile, kFirst, First, Rest...> {
@@ -73,9 +73,19 @@ struct OperandFragments<Tile, kFirst, First, Rest...> {
     OperandFragments<Tile, kFirst + 1, Rest...> rest;
     static constexpr int kWords = int(sizeof(first)) / 4 + decltype(rest)::kWords;
 
-    DEVICE void load(const ExpressionOperands& found, int row, int col, int m, int n) {
-        first.load(found, kFirst, row, col, m, n);
-        rest.load(found, row, col, m, n);
+    // without: the number of an operand that is not loaded.
+    DEVICE void load(const ExpressionOperands& found, int row, int col, int m, int n, int without) {
+        if (kFirst != without) first.load(found, kFirst, row, col, m, n);
+        rest.load(found, row, col, m, n, without);
+    }
+    // The 16-bit matrix k, in words of two adjacent columns.
+    template <int k> DEVICE void set(const uint32_t (&words)[Tile::kValues / 2]) {
+        if constexpr (k == kFirst) {
+#pragma unroll
+            for (int i = 0; i < Tile::kValues / 2; ++i) first.pairs[i].bytes[0].words[0] = words[i];
+        } else {
+            rest.template set<k>(words);
+        }
     }
     template <int k> DEVICE float value(const ExpressionOperands& found, int v) const {
         if constexpr (k == kFirst) return first.value(v);
@@ -87,8 +97,11 @@ struct OperandFragments<Tile, kFirst, NumberOperand, Rest...> {
     OperandFragments<Tile, kFirst + 1, Rest...> rest;
     static constexpr int kWords = decltype(rest)::kWords;
 
-    DEVICE void load(const ExpressionOperands& found, int row, int col, int m, int n) {
-        rest.load(found, row, col, m, n);
+    DEVICE void load(const ExpressionOperands& found, int row, int col, int m, int n, int without) {
+        rest.load(found, row, col, m, n, without);
+    }
+    template <int k> DEVICE void set(const uint32_t (&words)[Tile::kValues / 2]) {
+        rest.template set<k>(words);
     }
     template <int k> DEVICE float value(const ExpressionOperands& found, int v) const {
         if constexpr (k == kFirst) return found.params.numbers[k];
