@@ -273,8 +273,9 @@ def row_traits(
     """choice.Family's traits of rows.  options: further traits that affect which config is fast."""
     kinds = {
         "dtype": dtype.name,
-        "even": layout.even and not has_options,
+        "width": layout.width,
         "vectors": layout.vectors,
+        "options": has_options,
         "across": layout.lanes_across_rows,
         "head": layout.max_head,
         "arrays": num_arrays,

@@ -13,7 +13,7 @@ from cupykern import check, dtypes, inputs
 from cupykern.op import as_tuple
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.softmax import SoftmaxProblem
-from cupykern.rows.configs import Rows, SharedRows
+from cupykern.rows.configs import Rows, SharedRows, row_traits
 from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.norm_configs import (
     NormRegisterRows,
@@ -26,7 +26,7 @@ from cupykern.rows.norm_plan import norm_variant
 from cupykern.rows.quantize_columns import SharedColumns
 from cupykern.rows.quantize_rows import EvenRows
 from cupykern.rows.quantize_tiles import GlobalTiles, RegisterTiles
-from cupykern.rows.row_layout import Operand, contiguous_operand, row_layout
+from cupykern.rows.row_layout import Operand, RowLayout, contiguous_operand, row_layout
 from cupykern.rows.rows import evicts_last
 from cupykern.rows.softmax_configs import RegisterRows
 from cupykern.rows.softmax_heuristic import softmax_configs_of
@@ -122,6 +122,22 @@ def test_variants_that_calls_of_several_kinds_share(name, options, config):
     bounds = op.bound(*args, **options, reference=references)
     outputs = as_tuple(op.run(*args, **options, config=config))
     assert check.compare(outputs, references, bounds).ok
+
+
+def test_tuned_configs_of_other_vectors_or_options_have_other_keys():
+    """A config for vectors of 8 is illegal for vectors of 2, and options have other kernels."""
+    layout = RowLayout(
+        *(8, 1000, (), (1, 1)), vectors=True, max_head=0, lanes_across_rows=False, even=True,
+        contiguous=True, width=8,
+    )  # fmt: skip
+    dtype = np.dtype(np.float16)
+    traits = [
+        row_traits(layout, dtype, False),
+        row_traits(replace(layout, width=2, even=False), dtype, False),
+        row_traits(layout, dtype, True),
+    ]
+    assert traits[0] == row_traits(layout, dtype, False)
+    assert all(traits.count(x) == 1 for x in traits)
 
 
 def test_tiles_and_nonfinite_reports():
