@@ -48,7 +48,7 @@ FAULTS = {
         "cases",
     ),
     "a bool array's bytes as their codes": Fault(
-        OPERANDS,
+        "expression/operand.cuh",
         "operand_to_float(uint8_t x) { return float(x); }",
         "operand_to_float(uint8_t x) { return bit_cast<float>(uint32_t(x)); }",
         "cases",

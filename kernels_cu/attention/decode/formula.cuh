@@ -20,11 +20,13 @@ struct FormulaDecodeScore : GeneralDecodeScore {
     }
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               const DecodeQuery& q, int key, int type) {
-        x = GeneralDecodeScore::cap_or_scale(params, x, Formulas::kScore || arrays.slopes);
+        if constexpr (Formulas::kSoftcap) x = GeneralDecodeScore::cap_or_scale(params, x, false);
+        else if constexpr (Formulas::kScore || Formulas::kAlibi) x *= params.score_scale;
         const FormulaOperands given = operands(params, arrays);
         if constexpr (Formulas::kScore)
             x = Formulas::score(given, x, q.batch, q.head, q.kv_head, q.position, key);
-        if (arrays.slopes) x = GeneralScore::with_alibi(x, slope, float(q.position - key));
+        if constexpr (Formulas::kAlibi)
+            x = GeneralScore::with_alibi(x, slope, float(q.position - key));
         if constexpr (kMask) {
             const bool hides = type == kPartialBlock &&
                                !Formulas::mask(given, q.batch, q.head, q.kv_head, q.position, key);
