@@ -54,7 +54,7 @@ FAULTS = {
         "cases",
     ),
     "unscaled scores": Fault(
-        "attention/decode/score.cuh", "scales ? x * params.score_scale : x", "x", "decode"
+        "attention/decode/formula.cuh", "x *= params.score_scale;", "x *= 1.0f;", "decode"
     ),
     "scales of keys and values exchanged": Fault(
         DECODE_8BIT,
