@@ -7,6 +7,9 @@ here.
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
 size of tests whose cases take the two in turn, cases of tests that take every second to eighth, and
 hypothesis' examples.
+
+CUPYKERN_TEST_MINUTES: after so long, only the first case of each test runs, and the others are
+skipped: for CI on a slow machine.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cache
@@ -49,6 +53,9 @@ os.environ["CUPYKERN_TUNE"] = "0"  # what somebody tuned on this machine is noth
 
 _DESELECTED = pytest.StashKey[Counter[str]]()  # how many items, by the reason
 _LEFT_OUT = "left to --exhaustive"
+_SECONDS = 60 * float(os.environ.get("CUPYKERN_TEST_MINUTES", "inf"))
+_BEGIN = time.monotonic()
+_begun: set[str] = set()  # tests of which a case has run in this process
 _HOST = {
     "host32": {"warp_size": 32},
     "host64": {"warp_size": 64},
@@ -86,6 +93,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[_DESELECTED].update(filter(None, reasons.values()))
     config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
     items[:] = [item for item in items if not reasons[item]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    name = item.nodeid.partition("[")[0]
+    if name in _begun and time.monotonic() - _BEGIN > _SECONDS:
+        pytest.skip("a further case, after CUPYKERN_TEST_MINUTES")
+    _begun.add(name)
 
 
 def pytest_collection_finish() -> None:
