@@ -14,21 +14,21 @@ _SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
 def epilogue_kind(product: Product, swap_ab: bool) -> int:
     """The cheapest epilogue that computes `product`."""
     if product.formula is not None:
-        return GENERAL
+        return GENERAL if loaded_operand(product, swap_ab) is None else TMA_RESIDUAL
     if fits_tma_store(product, swap_ab):
         return TMA_STORE
     return TMA_RESIDUAL if _fits_tma_residual(product, swap_ab) else GENERAL
 
 
-def loaded_operand(product: Product, swap_ab: bool) -> int | None:
-    """The number of the formula's operand that TMA loads to the staging, as TMA_RESIDUAL loads a
-    residual (gemm/epilogue/expression.cuh: kLoaded): the first matrix of 16 bits.  None: none."""
+def loaded_operand(product: Product, swap_ab: bool) -> tuple[int, Matrix] | None:
+    """The formula's operand that TMA loads to the staging, as TMA_RESIDUAL loads a residual, and
+    its number (gemm/epilogue/expression.cuh: kLoaded): the first matrix of 16 bits.  None: none."""
     p = product
     if p.formula is None or p.kernel != "gemm" or swap_ab or p.batch:
         return None
     for k, x in enumerate(p.formula.arguments):
         if isinstance(x, Matrix) and x.row != 0 and x.col != 0 and x.dtype.itemsize == 2:
-            return k if all(tma_stores(y, p.m, p.n) for y in (p.out, x)) else None
+            return (k, x) if all(tma_stores(y, p.m, p.n) for y in (p.out, x)) else None
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,12 +103,10 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
         kind = epilogue_kind(p, c.swap_ab)
         if kind == TMA_STORE and isinstance(c, MatmulEpilogue) and c.general:
             kind = TMA_RESIDUAL
-    loaded = loaded_operand(p, c.swap_ab)
-    residual = p.residual
-    mapped = _MAPPED[p.kernel]
-    if loaded is not None and p.formula is not None:
-        kind, residual = TMA_RESIDUAL, cast(Matrix, p.formula.operands[loaded])
-        mapped = (*mapped[:-1], len(ARRAYS[p.kernel]) + loaded)
+    residual, mapped = p.residual, _MAPPED[p.kernel]
+    if loaded := loaded_operand(p, c.swap_ab):
+        number, residual = loaded
+        mapped = (*mapped[:-1], len(ARRAYS[p.kernel]) + number)
     task = replace(task, tma_store_epilogue=kind == TMA_STORE)
     tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
     clusters = (

@@ -87,7 +87,7 @@ def _gelu_error(xp: Namespace, x: Array, narrow: bool) -> tuple[Any, Any, Any]:
 # --- x times a sigmoid ---------------------------------------------------------------------------
 
 
-def _gelu_tanh_exponent(x: Array) -> Any:
+def gelu_tanh_exponent(x: Array) -> Any:
     """gelu_tanh is x / 2 (1 + tanh(t)) = x sigmoid(2 t)."""
     return 2 * _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
 
@@ -137,7 +137,7 @@ ACTIVATIONS: dict[str | None, Activation] = {
     ),
     "gelu": Activation(_gelu, _gelu_slope, 1.13, _gelu_error),
     "gelu_tanh": _times_sigmoid(
-        _gelu_tanh_exponent,
+        gelu_tanh_exponent,
         lambda x: 2 * _SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x**2),
         1.13,
         (GELU_TANH_ULPS, GELU_TANH_ULPS_PER_UNIT),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..numerics import UNIT_ROUNDOFF_32
 from ..typing import Namespace
-from .activations import ACTIVATIONS
+from .activations import ACTIVATIONS, gelu_tanh_exponent
 from .elementary import (
     ERF_ULPS,
     EXP2_RMS,
@@ -94,8 +94,8 @@ def _rms_of(name: str) -> Callable[..., Any]:
 
 
 def _gelu_tanh_relative(xp: Namespace, x: Any) -> Any:
-    exponent = math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)
-    return (2 * (GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-exponent, 0)) + 1) * U
+    worst = GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-gelu_tanh_exponent(x), 0)
+    return (2 * worst + 1) * U
 
 
 def _constant(value: float) -> Callable[..., Any]:
