@@ -254,11 +254,11 @@ def test_a_bool_operand_is_a_condition(target):
 
 
 @needs.hopper
-@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "int64"])
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "int32", "int64"])
 def test_hoppers_epilogue_reads_operands_of_any_dtype_and_strides(target, dtype):
     """By TMA where a 16-bit matrix allows it, by pairs of columns where they are aligned, else by
     elements."""
-    whole = np.arange(74 * 281).reshape(74, 281) % 5
+    whole = np.arange(74 * 281).reshape(74, 281) % (5 if dtype == "bfloat16" else 9973)
     a, b = random(target, (72, 64), "float16", 1), random(target, (136, 64), "float16", 2).T
     even = array(target, whole[:, :280], dtype)
     odd, flat = array(target, whole, dtype), array(target, whole.T[:140, :72], dtype)
@@ -296,9 +296,10 @@ def test_a_matrix_of_16_bits_is_loaded_by_tma(target, config):
 
 
 @needs.hopper
-def test_an_int8_product_minus_its_zero_points_is_exact(target):
+@pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])
+def test_an_int8_product_minus_its_zero_points_is_exact(target, dtype):
     x8 = array(target, np.random.default_rng(1).integers(-8, 9, (72, 64)), "int8")
-    z = target.xp.asarray(np.arange(72, dtype=np.int32)[:, None])
+    z = target.xp.asarray(np.arange(72).astype(dtype)[:, None])
     exact = {"operands": {"z": z}, "epilogue": "acc - z", "out_dtype": "float32"}
     assert compare(SCALED, x8, x8.T, **exact).ok
 

@@ -258,6 +258,9 @@ def test_rows_of_one_column(target, dtype):
     # x * rstd - mean * rstd: the second product is rounded, with fused multiply-adds the first not.
     y, most = to_numpy(cupykern.layer_norm(x, eps=1e-5)), np.abs(to_numpy(x)).max()
     assert np.abs(y).max() <= 2.0**-23 * most / 1e-5**0.5
+    reference = LAYER_OP.reference(x, eps=1e-5)
+    bound = LAYER_OP.bound(x, eps=1e-5, reference=reference)
+    assert check.compare(as_tuple(cupykern.layer_norm(x, eps=1e-5)), reference, bound).within_bound
     expected = to_numpy(x) / np.sqrt(to_numpy(x) ** 2 + cupykern.finfo(dtype).eps)
     np.testing.assert_allclose(to_numpy(cupykern.rms_norm(x, dtype="float32")), expected, rtol=1e-6)
 
