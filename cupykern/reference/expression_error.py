@@ -306,7 +306,7 @@ def _error(
     )
     if node.op in ("abs", "negative"):
         return before
-    rounded = _rounded(xp, y, before, f.relative(xp, a), f.rms(xp, a))
+    rounded = _rounded(xp, y, before, f.relative(xp, a, of_a.size), f.rms(xp, a))
     own = f.absolute(xp, xp.abs(a) + of_a.size)
     return rounded._replace(worst=rounded.worst + own * (1 + 2.0**-20))
 

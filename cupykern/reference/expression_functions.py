@@ -37,7 +37,8 @@ class Function(NamedTuple):
 
     slope: (xp, x, y) -> f'(x).
     steepest: (xp, x, y, e) -> the largest |f'| within e of x.
-    relative, rms: (xp, x) -> the largest and the expected relative error of y.
+    relative: (xp, x, e) -> the largest relative error of y within e of x.
+    rms: (xp, x) -> the expected relative error of y.
     ends: (xp, x, e) -> where the bound ends.
     absolute: (xp, largest |x|) -> an error besides, which is not relative to y.
     """
@@ -93,13 +94,13 @@ def _rms_of(name: str) -> Callable[..., Any]:
     return rms
 
 
-def _gelu_tanh_relative(xp: Namespace, x: Any) -> Any:
-    worst = GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-gelu_tanh_exponent(x), 0)
+def _gelu_tanh_relative(xp: Namespace, x: Any, e: Any) -> Any:
+    worst = GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-gelu_tanh_exponent(x - e), 0)
     return (2 * worst + 1) * U
 
 
 def _constant(value: float) -> Callable[..., Any]:
-    return lambda xp, x: value
+    return lambda *_: value
 
 
 def _beyond_sines(xp: Namespace, x: Any, e: Any) -> Any:
@@ -114,7 +115,7 @@ FUNCTIONS = {
     "exp": Function(
         lambda xp, x, y: y,
         lambda xp, x, y, e: xp.exp(x + e),
-        lambda xp, x: (2 * EXP2_ULPS + 1.25 * xp.abs(x)) * U,
+        lambda xp, x, e: (2 * EXP2_ULPS + 1.25 * (xp.abs(x) + e)) * U,
         lambda xp, x: xp.sqrt((EXP2_RMS * U) ** 2 + (ROUNDING * x) ** 2 + (0.23 * U * x) ** 2),
     ),
     "exp2": Function(
@@ -166,7 +167,7 @@ FUNCTIONS = {
     "sigmoid": Function(
         lambda xp, x, y: _sigmoid_slope(xp, x),
         lambda xp, x, y, e: _sigmoid_slope(xp, _near(xp, x, e)),
-        lambda xp, x: 2 * (SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(-x, 0)) * U,
+        lambda xp, x, e: 2 * (SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(e - x, 0)) * U,
         _sigmoid_rms,
     ),
     "gelu": Function(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cupykern import check, dtypes
 from cupykern.expression import read
+from cupykern.reference.expression_functions import FUNCTIONS
 
 USUAL = (
     "maximum(acc * s + t, 0)",
@@ -69,6 +70,16 @@ def test_functions_are_computed(target, name):
     found = Computed(target, f"{name}(abs(acc) + 0.5)", 1, off=0.0)
     assert found.comparison.ok, found.comparison
     np.testing.assert_allclose(found.y, found.reference, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_functions_relative_error_holds_wherever_its_argument_may_be(name):
+    """The kernel rounds f of a value near x, not of x."""
+    relative, x = FUNCTIONS[name].relative, np.linspace(-40, 40, 161)
+    for e in (2.0**-20, 0.25, 3.0):
+        of_x = relative(np, x, e) + np.zeros(x.shape)
+        for z in (x - e, x, x + e):
+            assert (of_x >= relative(np, z, 0.0)).all()
 
 
 @pytest.mark.parametrize(
