@@ -77,7 +77,13 @@ FAMILY = Family(
     configs,
     lambda config, task, device: config.refusal(_rows(task, device)),
     lambda task, config: softmax_variant(task.x_dtype, config, task.scale),
-    lambda task: row_traits(task.layout, task.x_dtype, task.has_options),
+    lambda task: row_traits(
+        task.layout,
+        task.x_dtype,
+        task.has_options,
+        result=task.y_dtype.name,
+        scaled=task.scale != 1.0,
+    ),
 )
 
 
