@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cupykern import arguments, dtypes
-from cupykern.ops import dual_gemm_silu
+from cupykern.ops.checks import gates
 from cupykern.ops.checks.products import (
     check_activation,
     check_addend,
@@ -83,10 +83,10 @@ def check_gated(b1: Any, b2: Any) -> None:
 
 def check_policy(policy: Any, a: Any, b: Any, out_dtype: Any, scales: Mapping[str, Any]) -> None:
     """Check the options of `dual_gemm_silu`.  Raises TypeError and ValueError."""
-    dual_gemm_silu.check_policy(policy)
-    dual_gemm_silu.result_dtype(a.dtype, b.dtype, out_dtype)
+    gates.check_policy(policy)
+    gates.result_dtype(a.dtype, b.dtype, out_dtype)
     if dtypes.float32 in (a.dtype, b.dtype):
-        dual_gemm_silu.check_float32(policy, **scales)
+        gates.check_float32(policy, **scales)
 
 
 def rows_of(addend: Any) -> int:

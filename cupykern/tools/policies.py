@@ -12,7 +12,9 @@ from typing import Any
 from .. import check, dtypes
 from ..gemm import gemm
 from ..numerics import as_float64, namespace
-from ..ops.dual_gemm_silu import OP, POLICIES, DualProblem, task_of
+from ..ops.checks.gates import POLICIES
+from ..ops.dual_gemm_silu import OP
+from ..ops.problems.dual_gemm import DualProblem, task_of
 from ..targets import Target, UnavailableError
 from ..targets.limits import max_shared_bytes, max_threads
 from ..targets.offline import compile_offline

@@ -21,7 +21,7 @@ from cupykern.gemm.sm90_dual_config import (
 )
 from cupykern.gemm.sm90_policies import Cooperative, SplitK
 from cupykern.op import Call
-from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 
@@ -276,7 +276,7 @@ def _check_policies_of(order: Literal["C", "F"]) -> None:
 
 def _check_splits() -> None:
     from cupykern.gemm import gemm
-    from cupykern.ops.dual_gemm_silu import task_of
+    from cupykern.ops.problems.dual_gemm import task_of
 
     problem = DualProblem(20, 70, 1100, scales="none", out_dtype="float32")
     call = DUAL.inputs(problem, 1, np)

@@ -12,7 +12,7 @@ from products import DUAL, compare
 from cupykern import check, dtypes
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemmConfig
 from cupykern.gemm.sm90_policies import PingPong
-from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
+from cupykern.ops.problems.dual_gemm import GATES, RESULTS, DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 

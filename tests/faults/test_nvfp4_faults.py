@@ -15,7 +15,7 @@ from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemm
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.gemm.sm90_policies import Multicast, PingPong
 from cupykern.nvfp4 import NvFp4
-from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.ops.quantize_nvfp4 import NvFp4Problem
 from cupykern.targets import host

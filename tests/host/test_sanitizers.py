@@ -32,7 +32,7 @@ import sys
 from cupykern import OPS, check
 from cupykern.attention.decode_config import DecodeConfig
 from cupykern.op import RandomDraw, as_tuple
-from cupykern.ops.dual_gemm_silu import GATES, DualProblem
+from cupykern.ops.problems.dual_gemm import GATES, DualProblem
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.problems.products import FORMULAS, ROWS, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem

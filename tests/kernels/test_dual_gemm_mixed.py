@@ -16,7 +16,7 @@ from cupykern import check, dtypes
 from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.sm90_dual_config import Sm90MixedDualGemmConfig
 from cupykern.gemm.sm90_policies import Cooperative
-from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem, task_of
+from cupykern.ops.problems.dual_gemm import GATES, RESULTS, DualProblem, task_of
 from cupykern.targets import UnavailableError, host
 from cupykern.tools import gate
 

@@ -24,7 +24,8 @@ from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig
 from cupykern.gemm.sm90_policies import Multicast, SlicedK, SplitK
 from cupykern.numerics import finfo
 from cupykern.op import Call
-from cupykern.ops.dual_gemm_silu import PAIRS, POLICIES, DualProblem, task_layouts, task_of
+from cupykern.ops.checks.gates import POLICIES
+from cupykern.ops.problems.dual_gemm import PAIRS, DualProblem, task_layouts, task_of
 from cupykern.ops.problems.products import NVFP4, with_layout
 from cupykern.reference.dual_gemm import SLOPE
 from cupykern.reference.matmul import scaled_product

@@ -10,9 +10,9 @@ from cupykern import OPS, check, dtypes, inputs
 from cupykern.numerics import as_float64
 from cupykern.ops.complex_matmul import ComplexProblem
 from cupykern.ops.dequant_softmax import LogitsProblem
-from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.nonfinite_report import NonfiniteProblem
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
+from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem

@@ -21,8 +21,8 @@ import cupykern
 from cupykern import check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
-from cupykern.ops import dual_gemm_silu
-from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
+from cupykern.ops.problems import dual_gemm
+from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, RESULTS, MatmulProblem, task_of
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import UnavailableError, offline
@@ -60,7 +60,7 @@ def test_every_pair_of_dtypes(target, dtype, dtype_b, m, out_dtype):
     ],
 )
 def test_several_results_of_a_gate_are_within_the_bound(target, dtype, dtype_b):
-    problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm_silu.RESULTS)
+    problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm.RESULTS)
     check_with(target, DUAL, problem)
     check_with(target, DUAL, problem, out_dtype=EACH)
 
@@ -85,7 +85,7 @@ def test_several_results_of_every_hopper_mainloop_are_within_the_bound(
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
 def test_several_results_of_hopper_gates_are_within_the_bound(target, problem, exhaustive):
-    own = replace(problem, epilogue=dual_gemm_silu.RESULTS)
+    own = replace(problem, epilogue=dual_gemm.RESULTS)
     for config in hoppers_gate_configs(own, exhaustive):
         check_with(target, DUAL, own, config)
 
@@ -228,8 +228,8 @@ def test_scores_and_masks_have_one_result():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx90a"])
 def test_results_compile_without_local_memory(arch):
     problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=RESULTS)
-    gate = DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=dual_gemm_silu.RESULTS)
-    for task in (task_of(problem), dual_gemm_silu.task_of(gate)):
+    gate = DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=dual_gemm.RESULTS)
+    for task in (task_of(problem), dual_gemm.task_of(gate)):
         variant = gemm.choose_config(task, arch).variant(task)
         try:
             usage = offline.compile_offline(variant, arch)

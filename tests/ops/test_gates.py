@@ -13,7 +13,8 @@ import cupykern
 from cupykern import check, dtypes, reference
 from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.portable_config import GemmConfig
-from cupykern.ops.dual_gemm_silu import FLOAT32, GATES, PAIRS, SILU, DualProblem, task_of
+from cupykern.ops.checks.gates import SILU
+from cupykern.ops.problems.dual_gemm import FLOAT32, GATES, PAIRS, DualProblem, task_of
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import UnavailableError, host, offline
 

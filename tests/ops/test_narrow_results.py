@@ -23,8 +23,8 @@ from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.op import as_tuple
-from cupykern.ops import dual_gemm_silu
-from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
+from cupykern.ops.problems import dual_gemm
+from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
 from cupykern.ops.problems.products import MIXED, NARROW, NVFP4, PAIRS, MatmulProblem, task_of
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import UnavailableError, offline
@@ -318,7 +318,7 @@ def test_they_compile_without_local_memory(arch, kinds):
         512, 512, 512, "bfloat16", "bfloat16", epilogue=OF_GATE if several else "acc1 * s",
         out_dtype=kinds,
     )  # fmt: skip
-    for task in (task_of(problem), dual_gemm_silu.task_of(gate)):
+    for task in (task_of(problem), dual_gemm.task_of(gate)):
         variant = gemm.choose_config(task, arch).variant(task)
         try:
             usage = offline.compile_offline(variant, arch)

@@ -25,8 +25,8 @@ from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.gemm.split_plan import SplitKWorkspace
-from cupykern.ops import dual_gemm_silu
-from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
+from cupykern.ops.problems import dual_gemm
+from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, ROWS, MatmulProblem, task_of
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.reference.expression_rows import Terms, levels, reduce_rows, reduced
@@ -62,7 +62,7 @@ def test_every_pair_of_dtypes(target, dtype, dtype_b, m):
     ],
 )
 def test_reductions_of_a_gate_are_within_the_bound(target, dtype, dtype_b):
-    problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm_silu.ROWS)
+    problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm.ROWS)
     check_with(target, DUAL, problem)
     check_with(target, DUAL, replace(problem, m=3, batch_a=()), out_dtype="int8")
 
@@ -96,7 +96,7 @@ def test_every_hopper_mainloop_reduces_rows_or_refuses(target, config, problem):
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
 def test_reductions_of_hopper_gates_are_within_the_bound(target, problem, exhaustive):
-    own = replace(problem, epilogue=dual_gemm_silu.ROWS)
+    own = replace(problem, epilogue=dual_gemm.ROWS)
     for config in hoppers_gate_configs(own, exhaustive):
         check_with(target, DUAL, own, config)
 
@@ -309,8 +309,8 @@ def test_wrong_reductions_are_named():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx90a"])
 def test_they_compile_without_local_memory(arch):
     problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=ROWS)
-    gate = DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=dual_gemm_silu.ROWS)
-    for task in (task_of(problem), dual_gemm_silu.task_of(gate)):
+    gate = DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=dual_gemm.ROWS)
+    for task in (task_of(problem), dual_gemm.task_of(gate)):
         variant = gemm.choose_config(task, arch).variant(task)
         try:
             usage = offline.compile_offline(variant, arch)

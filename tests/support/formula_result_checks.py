@@ -17,8 +17,8 @@ from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.nvfp4 import random as random_nvfp4
 from cupykern.op import Op
-from cupykern.ops import dual_gemm_silu
-from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems import dual_gemm
+from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.products import NVFP4, MatmulProblem
 from cupykern.targets import Target, host
 
@@ -48,7 +48,7 @@ HOPPER_GATES = (
 
 def hoppers_gate_configs(problem: DualProblem, all_configs: bool) -> list[Sm90AnyConfig]:
     """Every second one but with all_configs.  problem: with its formula."""
-    found = gemm.configs(dual_gemm_silu.task_of(problem), "sm_90a")
+    found = gemm.configs(dual_gemm.task_of(problem), "sm_90a")
     configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
     assert configs
     return configs if all_configs else configs[::2]

@@ -18,7 +18,7 @@ from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig
 from cupykern.gemm.sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.dequant_softmax import LogitsProblem
-from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.products import FORMULAS, NVFP4, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import Target

@@ -26,10 +26,10 @@ from ...gemm.product import K_MAJOR
 from ...numerics import as_float64, to_numpy
 from ...nvfp4 import NvFp4
 from ...op import Call, Op, RandomDraw
-from ...ops import dual_gemm_silu, scaled_mm
+from ...ops import scaled_mm
 from ...ops.checks.products import FLOATS
-from ...ops.dual_gemm_silu import DualProblem
-from ...ops.problems import products
+from ...ops.problems import dual_gemm, products
+from ...ops.problems.dual_gemm import DualProblem
 from ...ops.problems.products import NVFP4, MatmulProblem
 from ...ops.scaled_mm import SCALES, ScaledProblem
 from ...targets import Target
@@ -72,7 +72,7 @@ def pairs(op: Op) -> tuple[tuple[str, str], ...]:
     found: dict[str, Sequence[tuple[str, str | None]]] = {
         "matmul": products.PAIRS,
         "scaled_mm": (*scaled_mm.PAIRS, *scaled_mm.NVFP4_PAIRS),
-        "dual_gemm_silu": dual_gemm_silu.PAIRS,
+        "dual_gemm_silu": dual_gemm.PAIRS,
     }
     return tuple((a, b or a) for a, b in found.get(op.name, ()))
 
