@@ -205,3 +205,14 @@ def _bytes(x: Array) -> Array:
     return cast(
         Array, cast(Any, type(x))((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
     )
+
+
+def transposed(x: Any) -> Any:
+    """`x` with its last two dims exchanged, if it has them."""
+    return x.swapaxes(-1, -2) if getattr(x, "ndim", 0) >= 2 else x
+
+
+def transposed_addend(x: Any) -> Any:
+    """What broadcasts to the transpose of a matrix to which `x` broadcasts; numbers and None as
+    they are."""
+    return x[:, None] if getattr(x, "ndim", 0) == 1 else transposed(x)

@@ -8,7 +8,7 @@ from planted import Fault, fault_tests
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
 from cupykern.ops.problems.products import MatmulProblem
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import host
 
 PIPELINE, STAGE = "pipeline/tma_pipeline.cuh", "gemm/stage_operand.cuh"

@@ -13,7 +13,7 @@ from products import check_fp8_sums_of_128
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.ops.problems.products import MatmulProblem, operand_values
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import host
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))

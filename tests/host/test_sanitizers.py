@@ -35,7 +35,7 @@ from cupykern.op import RandomDraw, as_tuple
 from cupykern.ops.problems.dual_gemm import GATES, DualProblem
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.problems.products import FORMULAS, ROWS, MatmulProblem
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.rows.norm_configs import PersistentRows
 from cupykern.targets import host
 

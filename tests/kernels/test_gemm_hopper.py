@@ -45,7 +45,7 @@ from cupykern.gemm import gemm
 from cupykern.gemm.product import MN_MAJOR
 from cupykern.gemm.sm90_config import Sm90Config
 from cupykern.ops.problems.products import MatmulProblem
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import UnavailableError, host, host_compiler
 from cupykern.tools import gate
 

@@ -29,7 +29,7 @@ from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import ACTIVATIONS, FP4, K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.ops.problems.products import MatmulProblem
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import host
 from cupykern.targets.limits import is_measured
 from cupykern.tools import gate

@@ -28,7 +28,7 @@ from cupykern.gemm.split_float32 import SplitFloat32
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.nvfp4 import random as random_nvfp4
 from cupykern.ops.problems.products import FORMULAS, PAIRS, MatmulProblem, task_of
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.precisions import SPLITS
 from cupykern.targets import UnavailableError, host, offline
 

@@ -15,7 +15,7 @@ from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
 from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.precisions import SPLITS
 from cupykern.reference.accumulation import HALF, Products, Terms, expected_error
 from cupykern.reference.rounding import stored

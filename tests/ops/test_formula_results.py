@@ -24,7 +24,7 @@ from cupykern.gemm.portable_config import GemmConfig
 from cupykern.ops.problems import dual_gemm
 from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, RESULTS, MatmulProblem, task_of
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import UnavailableError, offline
 
 # Dtypes that take different ways out of the registers.

@@ -26,7 +26,7 @@ from cupykern.op import as_tuple
 from cupykern.ops.problems import dual_gemm
 from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
 from cupykern.ops.problems.products import MIXED, NARROW, NVFP4, PAIRS, MatmulProblem, task_of
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import UnavailableError, offline
 
 RANGES = {"float8_e4m3fn": (-448, 448), "float8_e5m2": (-57344, 57344), "int8": (-128, 127)}

@@ -28,7 +28,7 @@ from cupykern.numerics import as_float64
 from cupykern.nvfp4 import NUMBERS, NvFp4
 from cupykern.op import Call, as_tuple
 from cupykern.ops.problems.products import NVFP4
-from cupykern.ops.scaled_mm import nvfp4_variants
+from cupykern.ops.problems.scaled import nvfp4_variants
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
 E4M3 = dtypes.float8_e4m3fn

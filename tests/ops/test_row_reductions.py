@@ -28,7 +28,7 @@ from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.problems import dual_gemm
 from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, ROWS, MatmulProblem, task_of
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.reference.expression_rows import Terms, levels, reduce_rows, reduced
 from cupykern.targets import UnavailableError, offline
 

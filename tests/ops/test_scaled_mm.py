@@ -30,8 +30,8 @@ from cupykern.gemm.row_reductions import MERGES
 from cupykern.gemm.split_plan import REDUCE_SPLIT_K
 from cupykern.op import Call, RandomDraw
 from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of, variants
-from cupykern.ops.scaled_mm import PAIRS as SCALED_PAIRS
-from cupykern.ops.scaled_mm import SCALES, ScaledProblem, nvfp4_variants
+from cupykern.ops.problems.scaled import PAIRS as SCALED_PAIRS
+from cupykern.ops.problems.scaled import SCALES, ScaledProblem, nvfp4_variants
 from cupykern.tools import options
 
 # --- scaled_mm -----------------------------------------------------------------------------------

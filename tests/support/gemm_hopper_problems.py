@@ -20,7 +20,7 @@ from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.ops.problems.dual_gemm import DualProblem
 from cupykern.ops.problems.products import FORMULAS, NVFP4, MatmulProblem
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import Target
 from cupykern.targets.limits import device
 

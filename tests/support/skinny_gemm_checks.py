@@ -13,7 +13,7 @@ from cupykern.arrays import address_of
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.op import as_tuple
 from cupykern.ops.problems.products import FORMULAS, MatmulProblem, operand_values
-from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import host
 
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"

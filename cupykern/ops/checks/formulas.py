@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import arguments, dtypes
+from ...arrays import transposed_addend
 from ...expression import Expression, read
 from ...expression.cpp import OF_INTEGER_ARRAYS
 from ...expression.expression import reductions
@@ -78,7 +79,7 @@ class ReadFormula(NamedTuple):
             return None, None
         _, given = self.given()
         operands = {
-            name: _transposed(x) if number is None else x
+            name: transposed_addend(x) if number is None else x
             for (name, x), number in zip(given.items(), self.numbers, strict=True)
         }
         return Expression(transposed(self.nodes), self.names, roots=self.roots), operands
@@ -174,12 +175,6 @@ def _check_names(given: dict[Any, Any], scope: str) -> None:
     for name in given:
         if not is_operand_name(name, scope):
             raise ValueError(f"operands must have names that are free; got {name!r}")
-
-
-def _transposed(x: Any) -> Any:
-    if getattr(x, "ndim", 0) == 1:
-        return x[:, None]
-    return x.swapaxes(-1, -2) if getattr(x, "ndim", 0) else x
 
 
 def _broadcast(name: str, x: Array, a: Array, shape: tuple[int, ...]) -> Array:

@@ -128,7 +128,7 @@ def draw_scales(
 ) -> tuple[Scale, Scale]:
     """Draw scales of a (..., M, K) and b (K, N): powers of two up to 2, with either sign.
 
-    recipe: one of scaled_mm.SCALES.
+    recipe: one of problems.scaled.SCALES.
     """
     if recipe == "none":
         return Scale(None, np.ones(())), Scale(None, np.ones(()))

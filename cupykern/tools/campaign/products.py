@@ -26,12 +26,11 @@ from ...gemm.product import K_MAJOR
 from ...numerics import as_float64, to_numpy
 from ...nvfp4 import NvFp4
 from ...op import Call, Op, RandomDraw
-from ...ops import scaled_mm
 from ...ops.checks.products import FLOATS
-from ...ops.problems import dual_gemm, products
+from ...ops.problems import dual_gemm, products, scaled
 from ...ops.problems.dual_gemm import DualProblem
 from ...ops.problems.products import NVFP4, MatmulProblem
-from ...ops.scaled_mm import SCALES, ScaledProblem
+from ...ops.problems.scaled import SCALES, ScaledProblem
 from ...targets import Target
 from ...targets.limits import device
 from .exact_values import (
@@ -71,7 +70,7 @@ def pairs(op: Op) -> tuple[tuple[str, str], ...]:
     """Return the dtypes of a and b that an op multiplies; empty for ops outside this part."""
     found: dict[str, Sequence[tuple[str, str | None]]] = {
         "matmul": products.PAIRS,
-        "scaled_mm": (*scaled_mm.PAIRS, *scaled_mm.NVFP4_PAIRS),
+        "scaled_mm": (*scaled.PAIRS, *scaled.NVFP4_PAIRS),
         "dual_gemm_silu": dual_gemm.PAIRS,
     }
     return tuple((a, b or a) for a, b in found.get(op.name, ()))
