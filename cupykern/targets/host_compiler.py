@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -11,6 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
@@ -199,8 +202,12 @@ def build(
         path = folder / name
         library = _load(path, symbols)
         if library is None:
-            _compile(compiler, flags, source, path, added)
-            library = _load(path, symbols)
+            with _one_process(path) as is_replaced:
+                if is_replaced:
+                    library = _load(path, symbols)
+                if library is None:
+                    _compile(compiler, flags, source, path, added)
+                    library = _load(path, symbols)
         if library is None:
             raise CompilerFailed(f"{path} cannot be loaded")
         return library
@@ -213,6 +220,32 @@ def build(
     library = build_in(private, ZIG_GLOBAL_CACHE_DIR=str(private / "zig"))  # its default: in HOME
     disk_cache.warn_once(reason)
     return library
+
+
+@contextmanager
+def _one_process(path: Path) -> Iterator[bool]:
+    """Within the block, other processes that would compile into `path` wait, as ranks of one job
+    would all do.  True: another process has replaced it meanwhile.  Where the file system has no
+    locks, nobody waits.
+
+    The lock is on `path` itself, empty until the compile replaces it, so that no other file is
+    left.  It ends with its process, and a forked child does not have it; it would also end if this
+    process closed another descriptor of the same file.
+    """
+    descriptor, is_replaced = None, False
+    try:
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            is_replaced = os.fstat(descriptor).st_nlink == 0
+        yield is_replaced
+    finally:
+        if descriptor is not None:
+            found = os.fstat(descriptor)
+            if found.st_nlink and not found.st_size:  # the compile failed
+                with suppress(OSError):
+                    path.unlink()
+            os.close(descriptor)
 
 
 def _load(path: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:

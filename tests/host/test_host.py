@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -157,17 +158,35 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
 # --- the disk cache ------------------------------------------------------------------------------
 
 
-def test_two_processes_compile_at_once(tmp_path):
-    environment = {**os.environ, "CUPYKERN_CACHE_DIR": str(tmp_path)}
-    both = [
+def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path):
+    found = host_compiler.the_compiler()
+    cache, log, compiler = tmp_path / "cache", tmp_path / "log", tmp_path / found.kind
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || echo compiles >> "{log}"\n'
+        f'exec {shlex.join(found.command)} "$@"\n'
+    )
+    compiler.chmod(0o700)
+    environment = {**os.environ, "CUPYKERN_CACHE_DIR": str(cache), "CXX": str(compiler)}
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", ONE_CALL], env=environment, stdout=subprocess.PIPE, text=True
         )
-        for _ in range(2)
+        for _ in range(3)
     ]
-    assert [process.communicate(timeout=120)[0].strip() for process in both] == ["2.0", "2.0"]
-    left = [path.suffix for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["2.0"] * 3
+    left = [path.suffix for path in cache.rglob("*") if not path.is_dir()]
     assert left == [".so", ".so"]  # the runtime and the variant
+    assert log.read_text().split() == ["compiles"] * 2
+
+
+def test_a_failed_compile_leaves_nothing(tmp_path):
+    """Those that wait for it compile in their turn."""
+    compiler = host_compiler.the_compiler()
+    wrong = compiler, ("-shared",), "this is no C++", ("word",)
+    with pytest.raises(host_compiler.CompilerFailed), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
+        host_compiler.build(*wrong)
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
 
 
 def test_a_damaged_library_is_compiled_again(tmp_path):
