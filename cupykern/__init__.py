@@ -1,4 +1,14 @@
-"""Fused mixed-precision kernels for CuPy users, with FP64 references and derived error bounds."""
+"""Fused mixed-precision kernels for CuPy users, with FP64 references and derived error bounds.
+
+Rows: softmax, log_softmax, layer_norm, rms_norm, quantize, quantize_nvfp4.
+Products: matmul, scaled_mm, dual_gemm_silu, dequant_softmax.
+Attention: attention, attention_varlen, decode_attention, cascade_attention, merge_attention,
+rope_and_cache.
+Arrays: CuPy's (on their GPU), NumPy's (on the CPU), torch's, JAX's and others by DLPack.
+
+help(cupykern.softmax) describes an op; reference.softmax and reference.softmax_bound are its FP64
+reference and its error bound.
+"""
 
 from __future__ import annotations
 

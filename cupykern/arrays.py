@@ -18,7 +18,8 @@ ONE_BYTE = frozenset((dtypes.float8_e4m3fn, dtypes.float8_e5m2))
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = None) -> Array:
-    """An uninitialised array of `shape` and `dtype` (one of dtypes.OF_ARRAYS, by name or dtype).
+    """An uninitialised array of `shape` and `dtype` (a name or dtype: float16, bfloat16,
+    float32, float8_e4m3fn, float8_e5m2, int8 or int32).
 
     >>> x = cupykern.empty((2, 3), "bfloat16", target="host")
     >>> x.shape, x.dtype

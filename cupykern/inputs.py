@@ -114,7 +114,10 @@ def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[st
     name, _, rest = text.partition(":")
     chosen = set(rest.split("+")) if rest else set()
     if unknown := chosen - set(legal):
-        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"{op} has no bench option {', '.join(sorted(unknown))}; "
+            f"it has {', '.join(legal) or 'none'}"
+        )
     return name, chosen
 
 

@@ -92,7 +92,8 @@ def matmul(
         int8.  A tuple gives each of several results its dtype; row_max and row_sum are float32.
     out: array to write the first result into, of its shape and dtype; must not overlap an operand.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
-        Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
+        Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the tuned one, else the
+        estimated fastest.
     precision: for products with a float32 operand.  "float32": errors are at most those of FP32
         multiply-adds; from K = 128 on the product uses FP16 parts on tensor cores where that is
         faster (measured on Hopper, elsewhere estimated from data-sheet rates).  "fma": FP32

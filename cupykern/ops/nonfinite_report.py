@@ -70,7 +70,7 @@ def nonfinite_report(x: Array, *, config: NonfiniteConfig | None = None) -> Nonf
         (cupy: on its GPU, on the current stream; numpy: on the host target).  It is copied only if
         a byte stride is not a multiple of the itemsize, or if more than 8 dims remain after
         merging.
-    config: a NonfiniteConfig; None: the measured one.
+    config: a NonfiniteConfig; None: the default.
 
     x is read once.  The call reads the result back, which synchronises with the stream.  Counts,
     index, min and max are exact, subnormals included.  The mean sums up to 64 elements in FP32 at a

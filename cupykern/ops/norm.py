@@ -67,7 +67,8 @@ def layer_norm(
     dtype: dtype of y, float16, bfloat16 or float32; None: x's.
     out: array to write y into, of x's shape and y's dtype.  May be x itself; must not overlap x
         otherwise, nor the other arrays.
-    config: a config of norm_plan.FAMILY; None: the tuned or the measured one.
+    config: a NormRegisterRows, NormSharedRows, SharedRows, SpanRows or PersistentRows
+        (`cupykern list layer_norm` shows the default); None: the tuned one, else the default.
 
     Returns y, then s rounded to x's dtype if there is a residual, then mean and rstd if
     return_stats; a tuple if more than one.  A row that holds a NaN or an infinity becomes NaN

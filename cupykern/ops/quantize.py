@@ -54,8 +54,8 @@ def quantize(
     granularity: the elements that share a scale: "tensor": all; "row": along the last axis;
         "column": along the last but one axis; "block": tiles of `block`.
     block: (rows, columns) of a tile for granularity "block", at most 2^20 elements.
-    config: a config of the FAMILY of quantize_rows, quantize_columns or quantize_tiles; None: the
-        tuned or the measured one.
+    config: a config as `cupykern list quantize` shows the default one; None: the tuned one, else
+        the default.
 
     Returns values, of x's shape, and scale, float32 of shape (), (..., M, 1), (..., 1, N) or
     (..., ceil(M / rows), ceil(N / columns)).  A scale is the group's largest magnitude over the

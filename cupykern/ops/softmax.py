@@ -57,7 +57,8 @@ def softmax(
     dtype: dtype of the result, float16, bfloat16 or float32; None: x's.
     out: array to write into, of x's shape and the result's dtype.  May be x itself; must not
         overlap x otherwise, nor mask.
-    config: a config of softmax_plan.FAMILY; None: the tuned or the measured one.
+    config: a SharedRows, RegisterRows, ClusterRows or SpanRows (`cupykern list softmax` shows the
+        default); None: the tuned one, else the default.
 
     A fully masked row gives zeros.  A row gives NaN if it keeps a NaN or +inf score, or only -inf
     scores.  Sums are FP32 for all dtypes.  x is copied only if a byte stride is not a multiple of
@@ -99,7 +100,9 @@ def check(
     Raises TypeError, ValueError, NotImplementedError and numpy.exceptions.AxisError.
     """
     target = arguments.target_of("x", x)
-    dtypes.resolve(x.dtype, "x's dtype", DTYPES, "cupyx.scipy.special.softmax")
+    dtypes.resolve(
+        x.dtype, "x's dtype", DTYPES, "scipy.special.softmax or cupyx.scipy.special.softmax"
+    )
     scale = arguments.finite_float("scale", scale, 1.0)
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")

@@ -37,16 +37,18 @@ def find_peers(
     known = all_peers() if known is None else known
     for name in names:
         if name != "all" and name not in known:
-            raise click.UsageError(f"unknown peer {name!r}; peers are all, {', '.join(known)}")
+            raise click.UsageError(f"unknown library {name!r}; known are all, {', '.join(known)}")
     if names and target == "host":
-        raise click.UsageError("--against needs a GPU: peers are not measured on the host target")
+        raise click.UsageError(
+            "--against needs a GPU: libraries are not measured on the host target"
+        )
     peers = []
     for name in known if "all" in names else dict.fromkeys(names):
         reason = known[name].missing()
         if reason is None:
             peers.append(known[name])
         else:
-            click.echo(f"peer {name}: {reason}", err=True)
+            click.echo(f"library {name}: {reason}", err=True)
     return peers
 
 

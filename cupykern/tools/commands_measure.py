@@ -121,7 +121,7 @@ def check(
             for summary in summaries
         ),
         f"{where.name} ({where.arch}), seed {seed}: the worst of all cases; limits: error/bound 1, "
-        f"rms/expected, beyond what chance may make of it, {checks.RMS_LIMIT:g}, bias/limit 1",
+        f"rms/expected {checks.RMS_LIMIT:g}, more for few elements, bias/limit 1",
     )
     failures = [case for case in done if case.error is not None]
     for case in failures[:_SHOWN_FAILURES]:
@@ -181,8 +181,8 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
     print_table(
         sensitivity.HEAD,
         map(sensitivity.cells, found),
-        f"{where.name} ({where.arch}), seed {seed}: the smallest error of all elements of a result "
-        f"that is found; relative, of 8-bit results in units in the last place",
+        f"{where.name} ({where.arch}), seed {seed}: the smallest error that is found if all "
+        f"elements have it; relative, of 8-bit results in units in the last place",
     )
     document = {**records.header("sensitivity", where), "seed": seed, "rows": found}
     write_json(path, document)
@@ -276,7 +276,7 @@ def bench(
     seed: int,
     wait: bool,
 ) -> int:
-    """Time ops beside a plain copy of their bytes, and peers.
+    """Time ops beside a plain copy and other libraries.
 
     Without OP, all ops run; on the host only with their first shape and dtype, unless --all,
     --shapes or --dtype is given.  Every result is verified against FP64 before and after timing; L2
@@ -285,17 +285,17 @@ def bench(
     that is decided.  A baseline should have several runs to compare with: measure it with
     --repeats 12.
 
-    With --suite, prints for each op and dtype the fastest peer's time over ours (a geometric mean),
-    the share of shapes that are slower by 2%, 3% and 10%, and the slowest ones.  Another --seed
-    selects other shapes: tune with one, judge by another.
+    With --suite, prints for each op and dtype the fastest library's time over ours (a geometric
+    mean), the share of shapes that are slower by 2%, 3% and 10%, and the slowest ones.  Another
+    --seed selects other shapes: tune with one, judge by another.
 
     With --model, prints each step's time and its floor: the time to read the weights and the cache.
-    Weights are random; the logits are verified against the model in FP64.  The peer is
+    Weights are random; the logits are verified against the model in FP64.  The library is
     torch.compile: its whole step compiled, and launched as a CUDA graph.
 
     With --parallel, under mpiexec: times of a tensor-parallel gated network, ring attention of a
     long sequence and a decode step with split weights, on all ranks and, unsplit, on one; all are
-    verified.  A run takes as long as its slowest rank.  The peer is torch with NCCL.
+    verified.  A run takes as long as its slowest rank.  The library is torch with NCCL.
 
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
@@ -399,7 +399,7 @@ def report(only_check: bool, tables: tuple[str, ...], results: str, page: str | 
 
     The results are JSON files in a folder, written by `bench`, `sweep`, `tune`, `profile` and
     `check --report` with --json.  The page is one self-contained file: roofs, speed against size
-    beside the peers, errors against the bound, heat maps of sweeps, tuned calls, comparisons,
+    beside the libraries, errors against the bound, heat maps of sweeps, tuned calls, comparisons,
     profiles.  It needs no checkout; in a checkout the tables of README and docs are written too.
 
     \b
@@ -411,9 +411,9 @@ def report(only_check: bool, tables: tuple[str, ...], results: str, page: str | 
     paths = [Path(path) for path in tables or (name for name in _PAGES if Path(name).exists())]
     place = Path(page or ("docs/results.html" if Path("docs").is_dir() else "results.html"))
     folder = Path(results)
-    if not any(folder.glob("*.json")):
-        raise Failure(f"there are no results in {folder}: `cupykern bench --json` writes some")
     try:
+        if not reports.are_in(folder):
+            raise Failure(f"there are no results in {folder}: `cupykern bench --json` writes some")
         texts, wanted = reports.report(paths, folder) if paths else ([], [])
         reports.load(folder)
     except OSError as error:

@@ -193,7 +193,7 @@ def sweep(
 @click.option("--list", "show", is_flag=True, help="Only print what is kept.")
 @click.option("--forget", is_flag=True, help="Remove what is kept for OP, or all.")
 @click.option("--built-in", "sweeps", multiple=True, type=click.Path(exists=True, dir_okay=False),
-              help="Write the package's own rows anew, from these sweeps.")  # fmt: skip
+              help="Rewrite the package's own choices from these sweeps.")  # fmt: skip
 @json_option
 @wait_option
 def tune(
@@ -255,7 +255,7 @@ def profile(
     recorded: str | None,
     json_path: str | None,
 ) -> int:
-    """Say what holds a kernel up, by the hardware's counters.
+    """Show what limits a kernel, from the hardware's counters.
 
     Runs Nsight Compute (or rocprofv3 on AMD) on one launch.  Prints the achieved share of the
     throughput of memory and tensor cores, the number of resident warps, their stall reasons, and
@@ -309,9 +309,10 @@ def profile(
 @click.argument("sweeps", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--write", "written", type=click.Path(dir_okay=False), callback=parse_output,
               help="Write the file of the architecture with the fitted times.")  # fmt: skip
-@seed_option
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
+              help="Of the choice of held-out shapes.")  # fmt: skip
 def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
-    """Fit the model that chooses GEMM configs to SWEEPS.
+    """Fit the time model of GEMM configs to the results in SWEEPS.
 
     Prints each model time before and after the fit, and how well both predict the times of a
     quarter of the shapes, which are held out.  The numbers are those of cupykern/tuned/sm_90a.json.

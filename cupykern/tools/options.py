@@ -174,7 +174,10 @@ shapes_option = click.option(
     "--shapes", callback=parse_shapes, help='As "4096,4096;32768,1024".  Default: the op\'s own.'
 )
 dtypes_option = click.option(
-    "--dtype", "dtype_names", callback=parse_dtypes, help="Names, with commas.  Default: all."
+    "--dtype",
+    "dtype_names",
+    callback=parse_dtypes,
+    help="As `cupykern list` shows them (float16, float8_e4m3fn:rows), with commas.  Default: all.",
 )
 json_option = click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), callback=parse_output,

@@ -1,9 +1,4 @@
-"""The header of every tool's JSON: kind, date, version, target and machine.
-
-kinds: "bench", "comparison" (bench --baseline), "suite" (bench --suite), "model"
-(bench --model), "parallel" (bench --parallel), "sweep", "tune", "profile", "check", "campaign",
-"sensitivity" (check --sensitivity), "history" (check --history).
-"""
+"""The header of every tool's JSON: kind, date, version, target and machine."""
 
 from __future__ import annotations
 
@@ -13,6 +8,14 @@ from typing import Any
 from .. import __version__
 from ..targets import Target
 from . import doctor
+
+KINDS = frozenset(
+    (
+        *("bench", "sweep", "tune", "profile", "check", "campaign"),
+        *("comparison", "suite", "model", "parallel"),  # bench --baseline, --suite, --model ...
+        *("sensitivity", "history"),  # check --sensitivity, --history
+    )
+)
 
 
 def header(kind: str, target: Target) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..precisions import SPLITS
 from ..tuning.protocol import FALLEN
-from . import headline, model_rows, sensitivity, stored
+from . import headline, model_rows, records, sensitivity, stored
 from .suite import summary
 from .tables import number
 
@@ -66,6 +66,12 @@ def load(folder: Path, kind: str = "bench", host: bool = False) -> list[dict[str
         if wanted and (host or document["target"] != "host"):
             documents.append(document)
     return sorted(documents, key=lambda document: document["date"])
+
+
+def are_in(folder: Path) -> bool:
+    """Whether a file of the folder was written by one of the tools.  Raises ValueError."""
+    documents = map(stored.read, sorted(folder.glob("*.json")))
+    return any(isinstance(x, dict) and x.get("kind") in records.KINDS for x in documents)
 
 
 def latest(documents: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[Any, Any]]]:
@@ -161,7 +167,7 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
     """Return a line per op and dtype: its rows' times against floors and the best peer."""
     from .. import OPS
 
-    lines = [("op", "dtype", "peers", "rows", "% of floor", "best peer's time over ours")]
+    lines = [("op", "dtype", "libraries", "rows", "% of floor", "fastest library's time over ours")]
     documents, all_right = [], True
     for op in (op.name for op in OPS if op.name in found):
         groups: dict[str, list[dict[str, Any]]] = {}

@@ -44,9 +44,9 @@ def tune(op: Any, *inputs: Any, **options: Any) -> str:
 
     Returns the fastest config as text: the default, unless another config is at least 2% faster.
     The config is kept until the kernels' source changes.  It applies to calls on this device with
-    the same dtypes and kind of layout whose sizes round up to the same eighths (choice.bucket), in
-    this process and later ones (except with CUPYKERN_TUNE=0).  Each config is verified against FP64
-    first.
+    the same dtypes and kind of layout whose sizes fall into the same class (four classes per factor
+    of 2), in this process and later ones (except with CUPYKERN_TUNE=0).  Each config is verified
+    against FP64 first.
 
     Takes seconds, mostly for compilation, and waits for other benchmarks to end.  Do not call it
     during stream capture.  Raises what the call raises, TypeError and ValueError for an unknown op,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,20 @@ def test_examples_of_a_page_run_on_the_host(page):
     for block in _blocks(page):
         if not _needs_gpu(block):
             exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("page", RUN)
+def test_examples_of_a_page_run_on_the_host_as_users_compile(page, tmp_path):
+    """Optimized, which may contract a * b + c to one rounding."""
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(block for block in _blocks(page) if not _needs_gpu(block)))
+    names = {k: v for k, v in os.environ.items() if k != "CUPYKERN_HOST_OPTIMIZE"}
+    environment = {**names, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.gpu

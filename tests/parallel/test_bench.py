@@ -61,7 +61,7 @@ def test_what_is_written(done):
     "options, message",
     [
         (["--parallel", "mpl"], "--parallel: unknown step 'mpl'; all, mlp, attention, decode"),
-        (["--parallel", "mlp", "--against", "quack"], "unknown peer 'quack'"),
+        (["--parallel", "mlp", "--against", "quack"], "unknown library 'quack'"),
         (["--parallel", "mlp", "--weights", "int8"], "--parallel goes with"),
         (["softmax", "--parallel", "mlp"], "--parallel goes with"),
     ],

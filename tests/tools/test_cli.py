@@ -159,7 +159,7 @@ def test_two_benchmarks_at_once(fake_ops, capsys, monkeypatch, tmp_path):
         (["bench", "--shapes", ""], "--shapes must be"),
         (["bench", "--dtype", "float17"], "unknown dtype 'float17'"),
         (["bench", "softmax", "--dtype", "int8"], "float16, bfloat16, float32"),
-        (["bench", "--against", "nobody"], "unknown peer 'nobody'"),
+        (["bench", "--against", "nobody"], "unknown library 'nobody'"),
         (["bench", "--target", "host", "--against", "torch"], "needs a GPU"),
         (["bench", "--dtype", ","], "--dtype must be names"),
         (["bench", "--rep-ms", "nan"], "--rep-ms must be a number"),

@@ -265,6 +265,11 @@ def test_report_writes_the_pages_and_check_finds_a_difference(tmp_path, monkeypa
     assert "differs" in capsys.readouterr().err and Path("docs/results.md").read_text() == README
     assert cli.main(["report"]) == 0
     assert cli.main(["report", "--check"]) == 0
+    Path("unrelated").mkdir()
+    Path("unrelated/package.json").write_text('{"kind": "package"}')
+    assert cli.main(["report", "--results", "unrelated"]) == 1
+    assert "there are no results in unrelated" in capsys.readouterr().err
+    assert cli.main(["report", "--check"]) == 0  # it has written nothing
     Path("results/h200.json").write_text("{")
     assert cli.main(["report"]) == 1
     assert "h200.json is not JSON" in capsys.readouterr().err

@@ -154,8 +154,11 @@ def bench_product(
     activations = {x for x in ACTIVATIONS if x}
     of_float32 = op == "matmul" and "float32" in (name, name_b)
     precisions = set(PRECISIONS) if of_float32 else set()
-    if unknown := chosen - {"kn", "bias", *activations, *precisions, *options}:
-        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
+    legal = "kn", "bias", *sorted(activations), *sorted(precisions), *options
+    if unknown := chosen - set(legal):
+        raise ValueError(
+            f"{op} has no bench option {', '.join(sorted(unknown))}; it has {', '.join(legal)}"
+        )
     if len(chosen & activations) > 1:
         raise ValueError(f"at most one activation; got {rest}")
     problem = MatmulProblem(
