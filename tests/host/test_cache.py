@@ -243,6 +243,7 @@ def test_no_home_directory(tmp_path):
     assert len(kernels(tmp_path / "tmp")) == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(util.find_spec("ziglang") is None, reason="ziglang is missing")
 def test_no_home_directory_for_ziglang(folder):
     """Which has a cache of its own there: the kernel is not blamed."""

@@ -87,6 +87,7 @@ def elements(problem) -> int:
 
 
 @needs.hopper
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("problems", "config", "few"), CASES, ids=[f"{p[0].dtype}-{config}" for p, config, _ in CASES]
 )
@@ -298,7 +299,7 @@ def run(target, number):
 
 
 everything = len(sys.argv) > 2
-step = 2 if sys.argv[1] == "address" and not everything else 1
+step = 1 if everything else {"thread": 2, "address": 4}[sys.argv[1]]
 for number in range(0, len(CHECKED) + len(OTHER_OPS), step):
     for turn in range(1 + everything):
         schedule = ("fifo", "lifo")[(number // step + turn) % 2]

@@ -31,7 +31,7 @@ def check_gate(target, problem, config=None, **kwargs) -> None:
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("dtype", "dtype_b"), (*PAIRS, *FLOAT32))
 def test_every_pair_of_dtypes(target, dtype, dtype_b, gate):

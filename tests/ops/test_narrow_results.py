@@ -89,7 +89,7 @@ def test_cupy_makes_results_of_8_bits(monkeypatch):
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("m", [1, 35])
 @pytest.mark.parametrize(("formula", "kinds"), [(FORMULA, NARROW[0]), (SEVERAL, MIXED[0])])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
@@ -105,7 +105,7 @@ def test_narrow_results_are_the_wide_ones_rounded(target, kinds, config):
     assert_rounded(MATMUL, target, MatmulProblem(20, 75, 640), formula, kinds, config)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("m", [3, 35])
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0], MIXED[1]])
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_narrow_results_of_gates_are_the_wide_ones_rounded(target, dtype, dtype_
 
 
 @needs.hopper
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("kinds", [*NARROW, *MIXED])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
 def test_narrow_results_of_every_hopper_mainloop_are_the_wide_ones_rounded(
@@ -133,7 +133,7 @@ def test_narrow_results_of_every_hopper_mainloop_are_the_wide_ones_rounded(
 
 
 @needs.hopper
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0]])
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
 def test_narrow_results_of_hopper_gates_are_the_wide_ones_rounded(

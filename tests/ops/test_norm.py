@@ -90,6 +90,7 @@ def test_rows_that_fill_their_threads_are_within_the_bound(target, name):
 
 
 @pytest.mark.in_turn("cols")
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("cols", [72, 328, 1416, 2880, 5376, 9000, 9002, 18_440])
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("name", OPS)

@@ -95,7 +95,7 @@ def split(arguments):
     )
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_elements_may_lie_at_odd_bytes(target, op, before):
@@ -118,6 +118,7 @@ def test_elements_may_lie_at_odd_bytes(target, op, before):
             assert check.compare(outputs, *expected).ok, name
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_an_array_has_strides_and_an_alignment_of_its_own(target, op):
     """One array at a time: those of no other array take their place."""

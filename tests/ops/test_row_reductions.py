@@ -42,7 +42,7 @@ def integers(target, shape, seed):
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("m", [1, 35])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_pair_of_dtypes(target, dtype, dtype_b, m):
