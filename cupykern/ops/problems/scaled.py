@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ...nvfp4 import NvFp4
 from ...op import Call, Draw, Work
 from ...targets.limits import device
 from ...typing import Array, Namespace
+from ..checks.formulas import read_formula
 from ..checks.products import check_shapes, result_dtype
 from ..checks.scales import QUANTIZED, by_block, read_operand, scale_shapes
 from . import products
@@ -62,7 +63,7 @@ def draw_problem(draw: Draw) -> ScaledProblem:
         return ScaledProblem(products.draw_formula(draw, drawn), draw.choice(SCALES))
     kind = "normal" if drawn.kind in ("special", "subnormal") else drawn.kind
     drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind)
-    return ScaledProblem(drawn, draw.choice(SCALES[:-2]))
+    return ScaledProblem(products.draw_formula(draw, drawn), draw.choice(SCALES[:-2]))
 
 
 def bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
@@ -141,11 +142,18 @@ def work(problem: ScaledProblem) -> Work:
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
-    names = sorted((p.dtype, p.dtype_b or p.dtype), key=lambda name: name == NVFP4)
-    a, b = (cast(np.dtype, dtypes.NAMES.get(name)) for name in names)
-    dtype: Any = p.out_dtype
-    out = result_dtype(a, b, dtype, False)
-    return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
+    row = products.row_bytes(p.n, p.epilogue, "epilogue", _nvfp4_result_dtypes(p))
+    return Work(read, batch * p.m * row, 2 * batch * p.m * p.n * p.k)
+
+
+def _nvfp4_result_dtypes(p: products.MatmulProblem) -> tuple[np.dtype, ...]:
+    """The dtype of each result."""
+    kinds, of_formula = products.each_of(p.out_dtype, p.epilogue, "epilogue")
+    names, default = (p.dtype, p.dtype_b or p.dtype), None
+    if names[1] != NVFP4:  # see scaled_mm
+        names, default = names[::-1], "float32"
+    a, b = (dtypes.NAMES.get(name, product.FP4) for name in names)
+    return tuple(result_dtype(a, b, kind or default, False, of_formula) for kind in kinds)
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
@@ -190,10 +198,15 @@ def task_of(problem: ScaledProblem) -> GemmTask:
 
 def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
     a, b, *scales = call.args
-    dtype: Any
-    bias, dtype = call.kwargs.get("bias"), p.out_dtype
+    bias, kinds = call.kwargs.get("bias"), _nvfp4_result_dtypes(p)
     if not isinstance(b, NvFp4):  # see scaled_mm
-        a, b, bias, dtype = transposed(b), a, transposed_addend(bias), p.out_dtype or "float32"
+        a, b, bias = transposed(b), a, transposed_addend(bias)
+        if "epilogue" in call.kwargs:
+            formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], a)
+            of_other = dict(zip(("epilogue", "operands"), formula.transposed(), strict=True))
+            if formula.reduces_rows:  # a second product applies it
+                of_other, kinds = {}, (dtypes.float32,)
+            call = Call((a, b), of_other)
     x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
     batch, m, n = check_shapes(x, y)
     scaled = next((transposed(s) for s in scales if isinstance(s, np.ndarray)), None)
@@ -204,12 +217,13 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
         product.matrix(y.array, batch),
         (*batch, m, n),
         x.shape[-1],
-        result_dtype(x.dtype, y.dtype, dtype, False),
+        kinds[0],
         bias,
         scale_a=None if scale_a is None else product.matrix(scale_a, batch),
         scale_b=None if scale_b is None else product.matrix(scale_b, batch),
         alpha=math.prod(s for s in scales if isinstance(s, float)),
         activation=p.activation,
+        formula=products.formula_of(call, (*batch, m, n), kinds),
     )
 
 
