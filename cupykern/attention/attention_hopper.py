@@ -22,7 +22,7 @@ from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
 from ..typing import Namespace
-from .attention_task import NO_MASK, AttentionTask
+from .attention_task import AttentionTask, MaskType, SequencesType
 
 
 class HeadDims(NamedTuple):
@@ -53,24 +53,29 @@ _PAGE_STEP = 16  # smallest number of keys in a box; attention/kv_sm90.cuh
 
 
 class Kind(NamedTuple):
-    """The traits that distinguish variants.
+    """The types that distinguish variants.
 
-    mode: mask_mode's (attention_task.py), or FORMULA_MODE.
-    uniform: a mask's blocks have 128 queries and 128 keys.
-    varlen: sequences have different lengths.  paged: varlen queries over paged caches.
     general: scores have options (GeneralScore).  formulas: code of the score's and the mask's
         expressions; such variants are general.
     """
 
-    mode: int = 0
-    uniform: bool = False
-    varlen: bool = False
+    mask: MaskType = MaskType.NONE
+    sequences: SequencesType = SequencesType.BATCHED
     general: bool = False
     formulas: FormulaCode | None = None
-    paged: bool = False
 
+    @property
+    def varlen(self) -> bool:
+        return self.sequences is not SequencesType.BATCHED
 
-FORMULA_MODE = 3  # the mask is a formula
+    @property
+    def paged(self) -> bool:
+        return self.sequences is SequencesType.PAGED
+
+    @property
+    def counts_tiles(self) -> bool:
+        """Whether blocks take tiles of queries by a counter."""
+        return self.varlen or self.mask.empties_tiles
 
 
 class Queries(NamedTuple):
@@ -90,9 +95,10 @@ class Queries(NamedTuple):
 # Compiled ahead.  General variants with masks, and most variants with head sizes between powers of
 # two, are compiled when they are called.
 KINDS = (
-    *(Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True)),
-    *(Kind(general=True), Kind(varlen=True, general=True)),
-    *(Kind(varlen=True, paged=True), Kind(varlen=True, general=True, paged=True)),
+    *(Kind(mask) for mask in MaskType if mask is not MaskType.FORMULA),
+    Kind(sequences=SequencesType.VARLEN),
+    *(Kind(general=True), Kind(sequences=SequencesType.VARLEN, general=True)),
+    *(Kind(sequences=SequencesType.PAGED, general=general) for general in (False, True)),
 )
 VARIANTS = (
     *((HeadDims(size, size), kind) for size in (64, 128, 256) for kind in KINDS),
@@ -165,11 +171,11 @@ def configs(
     With a block mask, a tile of keys never spans two blocks.
     """
     large = dims.v == 256
-    if kind.mode == 1:
+    if kind.mask is MaskType.ARRAY:
         return (AttentionHopperConfig(128, 32, 3) if large else AttentionHopperConfig(128, 64),)
-    if kind.mode == 2 and not kind.uniform:
+    if kind.mask is MaskType.BLOCKS:
         return (AttentionHopperConfig(128, 32 if large else 64, 3),)
-    if kind.mode == 2:
+    if kind.mask is MaskType.UNIFORM_BLOCKS:
         return (AttentionHopperConfig(128, 64 if large else 128),)
     if large:  # a box of keys belongs to one page
         return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
@@ -204,15 +210,16 @@ def _duration(config: AttentionHopperConfig, queries: Queries) -> float:
 
 
 def kind_of(task: AttentionTask) -> Kind:
-    large = task.mask.blocks[:2] == (7, 7)  # 2**7 queries, 2**7 keys
-    # All general variants handle scales and options; without a mask their mode is 0.
-    mode = 0 if task.general and task.mask.kind == NO_MASK else task.mode
-    varlen = task.totals is not None or task.lengths
-    paged = task.pages is not None
+    queries, keys = (2**log2 for log2 in task.mask.blocks[:2])
+    # General variants scale scores first without a mask's help.
+    mask = MaskType.of(task.mask.kind, None if task.general else task.scale, (queries, keys))
+    sequences = SequencesType.BATCHED
+    if task.totals is not None or task.lengths:
+        sequences = SequencesType.PAGED if task.pages else SequencesType.VARLEN
     if task.formulas is None:
-        return Kind(mode, mode == 2 and large, varlen, task.general, paged=paged)
-    mode = FORMULA_MODE if task.formulas.mask else mode
-    return Kind(mode, mode == 2 and large, varlen, True, task.formulas.code, paged)
+        return Kind(mask, sequences, task.general)
+    mask = MaskType.FORMULA if task.formulas.mask else mask
+    return Kind(mask, sequences, True, task.formulas.code)
 
 
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
@@ -223,9 +230,10 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
 
 
 def _unfit_config(config: AttentionHopperConfig, kind: Kind) -> str | None:
-    if (kind.mode >= 2 or kind.varlen) and config.tile_m != 128:
+    if kind.counts_tiles and config.tile_m != 128:
         return "with masks of blocks and varlen sequences tile_m is 128"
-    if kind.mode == 2 and (128 if kind.uniform else 64) % config.tile_n:
+    block_keys = 128 if kind.mask is MaskType.UNIFORM_BLOCKS else 64
+    if kind.mask.has_blocks and block_keys % config.tile_n:
         return "a tile of keys lies in one block of a mask"
     return None
 
@@ -236,7 +244,7 @@ def _unfit_kernel(task: AttentionTask, kind: Kind) -> str | None:
         return "caches of 8 bits are the portable kernel's"
     if task.naive or task.half_scores:
         return "FP16 accumulators are the portable kernel's"
-    if task.prescale and not kind.general and (kind.varlen or kind.mode == 2):
+    if task.prescale and not kind.general and (kind.varlen or kind.mask.has_blocks):
         return "scales below 2^-64 are the portable kernel's beside varlen sequences or block masks"
     if kind.varlen and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} varlen sequences are the portable kernel's"
@@ -269,9 +277,6 @@ def _unfit_strides(task: AttentionTask, kind: Kind) -> str | None:
 def variant(dtype: np.dtype, dims: HeadDims, kind: Kind, config: AttentionHopperConfig) -> Variant:
     c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(dims)}>"
     of_values = f", {dims.v}" if dims.v != dims.qk else ""
-    uniform = "true" if kind.uniform else "false"
-    mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>", "FormulaMask")[kind.mode]
-    sequences = "Paged" if kind.paged else "Varlen" if kind.varlen else "Batched"
     score = ", GeneralScore" if kind.general else ""
     includes: tuple[str, ...] = ("attention/policies_sm90.cuh",)
     if kind.formulas is not None:
@@ -279,7 +284,7 @@ def variant(dtype: np.dtype, dims: HeadDims, kind: Kind, config: AttentionHopper
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
         f"attention::Tile<{dims.qk}, {c.tile_m}, {c.tile_n}{of_values}>, {stages}, "
-        f"attention::{mask}, attention::{sequences}{score}>"
+        f"attention::{kind.mask.value}, attention::{kind.sequences.value}{score}>"
     )
     name = "attention_hopper_paged" if kind.paged else "attention_hopper"
     plain = Variant(
@@ -371,7 +376,7 @@ def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
     """Whether `schedule` computes an order for the task's tiles."""
     kind = kind_of(task)
     bounded = task.options[:2] != (-1, -1) if task.general else task.offset is not None
-    plain = bounded and not kind.mode and not kind.varlen
+    plain = bounded and kind.mask is MaskType.NONE and not kind.varlen
     return plain and blocks < num_tiles <= _MAX_SCHEDULED
 
 
@@ -459,6 +464,5 @@ def hopper_plan(
         given, options = (*own[4:14], *[None] * (14 - len(own))), own[14:]
         return (*encoded_maps(target, plans, arrays), *given, planned, counter, *options, *params)
 
-    kind = kind_of(task)
-    num_counters = int(kind.mode >= 2 or kind.varlen)
+    num_counters = int(kind_of(task).counts_tiles)
     return AttentionHopperPlan(target, num_counters, Repeated(kernel, *sizes, arguments))

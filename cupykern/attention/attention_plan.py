@@ -27,7 +27,7 @@ from ..targets.repeated import Repeated
 from ..typing import Namespace
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan, Queries
-from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask, padded_head_dim
+from .attention_task import BLOCK_MASK, HEAD_DIMS, AttentionTask, Scores, padded_head_dim
 from .cache_scales import scale_params
 from .decode_config import CACHE_DTYPES
 
@@ -58,12 +58,12 @@ class AttentionConfig:
 def refusal(
     config: AttentionConfig | AttentionHopperConfig,
     dims: tuple[int, int],
-    mode: int,
+    scores: Scores,
     arch: str,
     scaled: bool = False,
 ) -> str | None:
-    """Why `config` does not fit head sizes `dims` (of q and k, of v) and the mask mode on `arch`;
-    None if it does.  scaled: caches are 8-bit."""
+    """Why `config` does not fit head sizes `dims` (of q and k, of v) and `scores` on `arch`; None
+    if it does.  scaled: caches are 8-bit."""
     if isinstance(config, AttentionHopperConfig):
         return attention_hopper.refusal(config, attention_hopper.padded(*dims), arch)
     c = config
@@ -76,7 +76,7 @@ def refusal(
             "tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; "
             f"got {c.tile_m}, {c.tile_n}"
         )
-    if mode and c.tile_n > 64:
+    if scores is not Scores.PLAIN and c.tile_n > 64:
         return f"tile_n must divide a mask's block of 64 keys; got {c.tile_n}"
     if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
         return (
@@ -89,36 +89,37 @@ def refusal(
     return None
 
 
-def choose_config(head_dim: int, mode: int, arch: str, scaled: bool = False) -> AttentionConfig:
-    """The portable kernel's config for heads padded to head_dim.
+def choose_config(
+    head_dim: int, scores: Scores, arch: str, scaled: bool = False
+) -> AttentionConfig:
+    """The portable kernel's config for heads padded to head_dim.  scaled: caches are 8-bit.
 
-    mode: mask_mode's, or GENERAL_MODE.  scaled: caches are 8-bit.
     Warps of 32 queries read keys and values from shared memory half as often as warps of 16.  If
     registers or shared memory do not suffice, tiles are smaller.
     """
     less, least = AttentionConfig(64, 32, 4), AttentionConfig(64, 16, 4)
+    plain = scores is Scores.PLAIN
     if arch == "host":
         return less
     if arch.startswith("gfx"):
         if head_dim == 64:
-            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
+            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and plain else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
-    if mode == GENERAL_MODE and head_dim == 256:
+    if scores is Scores.GENERAL and head_dim == 256:
         return least if scaled and arch != "sm_90a" else less
-    if mode and (head_dim == 256 or arch != "sm_90a"):
+    if not plain and (head_dim == 256 or arch != "sm_90a"):
         return less
-    if mode or head_dim == 256 or arch == "sm_90a":  # Hopper's kernel computes large tasks
+    if not plain or head_dim == 256 or arch == "sm_90a":  # Hopper's kernel computes large tasks
         return AttentionConfig(64, 64, 4)
     return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
 
 
 def configs(
     dims: tuple[int, int],
-    mode: int,
+    scores: Scores,
     arch: str,
     queries: Queries | None = None,
     hopper: attention_hopper.Kind | None = None,
-    half_scores: bool = False,
     scaled: bool = False,
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
     """The configs for head sizes `dims` (of q and k, of v), the default first.
@@ -127,12 +128,12 @@ def configs(
     kernel cannot compute it.  scaled: caches are 8-bit.
     """
     sq = queries.sq if queries else _MANY
-    large = choose_config(padded_head_dim(*dims), max(mode, int(half_scores)), arch, scaled)
+    large = choose_config(padded_head_dim(*dims), scores, arch, scaled)
     small = AttentionConfig(64, 64, 4)
     found: tuple[AttentionConfig, ...]
     if arch == "host":
         found = large, AttentionConfig(128, 32, 4)
-    elif mode or half_scores or not is_measured(arch):
+    elif scores is not Scores.PLAIN or not is_measured(arch):
         found = (large,)
     else:
         found = (small, large) if sq <= small.tile_m else (large, small)
@@ -146,7 +147,7 @@ def configs(
 def flash_variant(
     dtype: np.dtype,
     dims: tuple[int, int],
-    mode: int,
+    scores: Scores,
     half_scores: bool,
     config: AttentionConfig | AttentionHopperConfig,
     hopper: attention_hopper.Kind | None = None,
@@ -155,12 +156,12 @@ def flash_variant(
     codes: np.dtype | None = None,
 ) -> Variant:
     """hopper: required by an AttentionHopperConfig, else TypeError is raised.  formulas, codes
-    (dtype of 8-bit pages): only with GENERAL_MODE."""
+    (dtype of 8-bit pages): only with general scores."""
     if isinstance(config, AttentionHopperConfig):
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
         return attention_hopper.variant(dtype, attention_hopper.padded(*dims), hopper, config)
-    general = mode == GENERAL_MODE
+    general = scores is Scores.GENERAL
     name = "attention_general" if general else "attention"
     types: tuple[tuple[str, str], ...] = (("Element", dtypes.CPP_NAMES[dtype]),)
     with_formula = "attention_formula"
@@ -176,7 +177,7 @@ def flash_variant(
             ("kHeadDim", padded_head_dim(*dims)),
             ("kTileM", config.tile_m),
             ("kTileN", config.tile_n),
-            ("kMasked", mode > 0 or half_scores),  # FP16 scores are rare
+            ("kMasked", scores is not Scores.PLAIN),
             ("kHalfScores", half_scores),
             ("kGeneral", general),
         ),
@@ -200,20 +201,23 @@ def variants(arch: str) -> tuple[Variant, ...]:
     on Hopper also general naive ones, general ones with masks, and most head sizes between powers
     of two."""
     flash = [
-        flash_variant(dtype, (head_dim, head_dim), mode, half_scores, config)
+        flash_variant(dtype, (head_dim, head_dim), scores, half_scores, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for mode in (0, 1, GENERAL_MODE)
+        for scores in Scores
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
-        if not (mode == GENERAL_MODE and half_scores)
-        for config in configs((head_dim, head_dim), mode, arch, half_scores=half_scores)
+        if scores is Scores.MASKED or not half_scores
+        for config in configs((head_dim, head_dim), scores, arch)
     ]
     paged = [
-        flash_variant(dtype, (head_dim, head_dim), mode, False, config, paged=True, codes=codes)
+        flash_variant(dtype, (head_dim, head_dim), scores, False, config, paged=True, codes=codes)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for mode, codes in ((0, None), *((GENERAL_MODE, x) for x in (None, *CACHE_DTYPES)))
-        for config in configs((head_dim, head_dim), GENERAL_MODE, arch, scaled=codes is not None)
+        for scores, codes in (
+            (Scores.PLAIN, None),
+            *((Scores.GENERAL, x) for x in (None, *CACHE_DTYPES)),
+        )
+        for config in configs((head_dim, head_dim), Scores.GENERAL, arch, scaled=codes is not None)
     ]
     fast = [
         attention_hopper.variant(dtype, dims, kind, config)
@@ -241,23 +245,18 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
     """The legal configs, the fastest measured first."""
     t, arch = task, device.arch
     if t.naive:
-        return (choose_config(padded_head_dim(*t.head_dims), _portable_mode(t), arch),)
+        return (choose_config(padded_head_dim(*t.head_dims), t.scores, arch),)
     fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
     kind = attention_hopper.kind_of(t) if fits else None
     # Page addresses need registers, so paged tasks use the tiles of general variants.
-    mode = GENERAL_MODE if t.pages else _portable_mode(t)
+    scores = Scores.GENERAL if t.pages else t.scores
     queries = Queries(device.multiprocessors, t.batch * t.heads, t.sq, t.sk, t.offset)
-    return configs(t.head_dims, mode, arch, queries, kind, t.half_scores, t.codes is not None)
-
-
-def _portable_mode(task: AttentionTask) -> int:
-    """The portable kernel's mask mode; general variants have one for all masks."""
-    return GENERAL_MODE if task.general else max(task.mode, int(task.half_scores))
+    return configs(t.head_dims, scores, arch, queries, kind, t.codes is not None)
 
 
 def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | None:
     scaled = task.codes is not None
-    reason = refusal(config, task.head_dims, _portable_mode(task), device.arch, scaled)
+    reason = refusal(config, task.head_dims, task.scores, device.arch, scaled)
     if reason or not isinstance(config, AttentionHopperConfig):
         return reason
     if device.warp_size != 32:
@@ -269,7 +268,7 @@ def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
     t, kind = task, attention_hopper.kind_of(task)
     code = t.formulas.code if t.formulas else None
     return flash_variant(
-        *(t.dtype, t.head_dims, _portable_mode(t), t.half_scores, config, kind, code),
+        *(t.dtype, t.head_dims, t.scores, t.half_scores, config, kind, code),
         *(t.pages is not None, t.codes),
     )
 

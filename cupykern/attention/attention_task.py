@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,6 @@ from .formulas import Formulas
 
 HEAD_DIMS = (64, 128, 256)  # padded head sizes of the portable kernel in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
-
-GENERAL_MODE = 3  # replaces mask_mode's if scores have options, with any mask
 
 _SMALLEST_SCALE = 2.0**-64  # smallest scale by which sinks are divided
 
@@ -26,12 +25,56 @@ def prescales(kind: int, scale: float | None) -> bool:
     return kind == BIAS_MASK or (scale is not None and scale < _SMALLEST_SCALE)
 
 
-def mask_mode(kind: int, scale: float | None) -> int:
-    """The mask mode: 2 for block masks, 1 for mask arrays and for scores that are scaled before the
-    softmax, else 0.  attention.cu only distinguishes 0 from the others."""
-    if kind == BLOCK_MASK:
-        return 2
-    return int(kind != NO_MASK or prescales(kind, scale))
+class Scores(Enum):
+    """What a portable variant does to scores; each does what those before it do."""
+
+    PLAIN = 0
+    MASKED = 1  # any mask; scaled before the row maximum is found; accumulated in FP16
+    GENERAL = 2  # options
+
+    @staticmethod
+    def of(is_general: bool, mask: int, scale: float | None, half: bool = False) -> Scores:
+        """mask: its kind.  half: scores are accumulated in FP16."""
+        if is_general:
+            return Scores.GENERAL
+        masked = mask != NO_MASK or prescales(mask, scale) or half
+        return Scores.MASKED if masked else Scores.PLAIN
+
+
+class MaskType(Enum):
+    """The mask of a Hopper variant, by its C++ type."""
+
+    NONE = "NoMask"
+    ARRAY = "ArrayMask"  # also for scores that are scaled before the row maximum is found
+    BLOCKS = "BlockMask<false>"
+    UNIFORM_BLOCKS = "BlockMask<true>"  # of 128 queries and 128 keys
+    FORMULA = "FormulaMask"
+
+    @staticmethod
+    def of(kind: int, scale: float | None, blocks: tuple[int, int]) -> MaskType:
+        """kind: the mask's.  blocks: (queries, keys) of a block mask's block."""
+        if kind == BLOCK_MASK:
+            return MaskType.UNIFORM_BLOCKS if blocks == (128, 128) else MaskType.BLOCKS
+        masked = kind != NO_MASK or prescales(kind, scale)
+        return MaskType.ARRAY if masked else MaskType.NONE
+
+    @property
+    def has_blocks(self) -> bool:
+        return self in (MaskType.BLOCKS, MaskType.UNIFORM_BLOCKS)
+
+    @property
+    def empties_tiles(self) -> bool:
+        """Whether tiles of queries differ in their number of keys, so that blocks take them by a
+        counter."""
+        return self.has_blocks or self is MaskType.FORMULA
+
+
+class SequencesType(Enum):
+    """The sequences of a Hopper variant, by their C++ type."""
+
+    BATCHED = "Batched"  # of one length
+    VARLEN = "Varlen"
+    PAGED = "Paged"  # varlen queries over paged caches
 
 
 def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
@@ -137,8 +180,8 @@ class AttentionTask(NamedTuple):
         return self.head_dim, self.head_dim_v
 
     @property
-    def mode(self) -> int:
-        return mask_mode(self.mask.kind, self.scale)
+    def scores(self) -> Scores:
+        return Scores.of(self.general, self.mask.kind, self.scale, self.half_scores)
 
     @property
     def prescale(self) -> bool:

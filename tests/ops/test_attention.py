@@ -23,7 +23,7 @@ from cupykern import BlockMask, attention, check, dtypes
 from cupykern import attention_varlen as varlen
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_plan import AttentionConfig
-from cupykern.attention.attention_task import HEAD_DIMS
+from cupykern.attention.attention_task import HEAD_DIMS, Scores
 from cupykern.op import Call
 from cupykern.ops.attention import OP
 from cupykern.ops.attention_varlen import OP as VARLEN_OP
@@ -471,10 +471,10 @@ def test_scaled_dot_product_attention_takes_torchs_arguments():
 )
 def test_every_head_size_has_a_config(arch):
     for head_dim in HEAD_DIMS:
-        for mode in range(3):
-            for config in attention_plan.configs((head_dim, head_dim), mode, arch):
+        for scores in Scores:
+            for config in attention_plan.configs((head_dim, head_dim), scores, arch):
                 dims = head_dim, head_dim
-                assert attention_plan.refusal(config, dims, mode, arch) is None
+                assert attention_plan.refusal(config, dims, scores, arch) is None
                 blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
                 limit = attention_plan.max_shared_bytes(arch)
                 assert blocks * config.shared_bytes(head_dim) <= limit
@@ -575,7 +575,7 @@ def test_bench_problems_are_what_their_options_say():
         assert check.compare(cut, op.reference(*part.args, **part.kwargs), op.bound(
             *part.args, **part.kwargs,
             reference=op.reference(*part.args, **part.kwargs))).ok  # fmt: skip
-    assert VarlenProblem(((3, 4), (5, 6)), 2, 1, 8, 8).mode == 0
+    assert VarlenProblem(((3, 4), (5, 6)), 2, 1, 8, 8).scores is Scores.PLAIN
 
 
 @pytest.mark.parametrize(

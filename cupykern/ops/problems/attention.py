@@ -14,9 +14,11 @@ from ...attention import attention_hopper, attention_plan
 from ...attention.attention_plan import AttentionConfig
 from ...attention.attention_task import (
     BLOCK_MASK,
-    GENERAL_MODE,
+    NO_MASK,
+    MaskType,
     ScoreOptions,
-    mask_mode,
+    Scores,
+    SequencesType,
     prescales,
 )
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
@@ -182,10 +184,9 @@ class AttentionProblem:
         return f"{shape}{' causal' if self.causal else ''}{blocks}{self.options} {self.dtype}"
 
     @property
-    def mode(self) -> int:
-        if self.general:
-            return GENERAL_MODE
-        return mask_mode(MASKS.index(self.mask), self.scale)
+    def scores(self) -> Scores:
+        half = self.qk_accumulate == "float16"
+        return Scores.of(self.general, MASKS.index(self.mask), self.scale, half)
 
     @property
     def position(self) -> int:
@@ -465,11 +466,10 @@ def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     else:
         calls = p.b * p.h, p.sq, p.sk, p.position if p.causal else None
     queries = attention_hopper.Queries(multiprocessors(arch), *calls)
-    half = p.qk_accumulate == "float16"
-    mode = p.mode if getattr(p, "page", None) is None else GENERAL_MODE
+    scores = p.scores if getattr(p, "page", None) is None else Scores.GENERAL
     scaled = getattr(p, "cache_dtype", None) is not None
     kind = None if scaled else hopper_kind(p)
-    return attention_plan.configs((p.d, p.dv), mode, arch, queries, kind, half, scaled)
+    return attention_plan.configs((p.d, p.dv), scores, arch, queries, kind, scaled)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
@@ -487,20 +487,18 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
             fits, packs = fits and p.page % 16 == 0, packs[:1]
         fits = fits and all(map(sum, packs))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
-        fits = fits and (general or p.mode == 0)
-        mode = attention_hopper.FORMULA_MODE if of_mask else 0
-        kind = attention_hopper.Kind(
-            mode, varlen=True, general=general, formulas=code, paged=p.page is not None
-        )
-        return kind if fits else None
-    mode = mask_mode(MASKS.index(p.mask), None if general else p.scale)
-    uniform = mode == 2 and p.blocks == (128, 128)
-    fits = fits and (general or not (mode == 2 and prescales(BLOCK_MASK, p.scale)))
+        fits = fits and (general or not prescales(NO_MASK, p.scale))
+        mask = MaskType.FORMULA if of_mask else MaskType.NONE
+        sequences = SequencesType.VARLEN if p.page is None else SequencesType.PAGED
+        return attention_hopper.Kind(mask, sequences, general, code) if fits else None
+    mask = MaskType.of(MASKS.index(p.mask), None if general else p.scale, p.blocks)
+    fits = fits and (general or not (mask.has_blocks and prescales(BLOCK_MASK, p.scale)))
     if p.lens is not None:  # the batch must merge into rows
         whole = p.b == 1 or (min(p.sq, p.sk) > 1 and p.view == "C" and p.d == p.dv)
         fits = fits and whole
-    mode = attention_hopper.FORMULA_MODE if of_mask else mode
-    kind = attention_hopper.Kind(mode, uniform, p.lens is not None, general, code)
+    mask = MaskType.FORMULA if of_mask else mask
+    sequences = SequencesType.BATCHED if p.lens is None else SequencesType.VARLEN
+    kind = attention_hopper.Kind(mask, sequences, general, code)
     return kind if fits and p.sq and p.sk else None
 
 
@@ -513,7 +511,7 @@ def variant(
         return attention_plan.naive_variant(dtype, problem.general, code)
     half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
     return attention_plan.flash_variant(
-        *(dtype, (problem.d, problem.dv), problem.mode, half, config, kind, code),
+        *(dtype, (problem.d, problem.dv), problem.scores, half, config, kind, code),
         paged=getattr(problem, "page", None) is not None,
         codes=dtypes.NAMES[cache] if (cache := getattr(problem, "cache_dtype", None)) else None,
     )

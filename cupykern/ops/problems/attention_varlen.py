@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import dtypes, inputs
 from ...attention import attention_plan
-from ...attention.attention_task import GENERAL_MODE, NO_MASK, mask_mode, prescales
+from ...attention.attention_task import NO_MASK, Scores, prescales
 from ...attention.decode_config import LAYOUTS
 from ...kernels import Variant
 from ...op import Call, Draw, Work
@@ -68,8 +68,8 @@ class VarlenProblem:
         return f"{len(self.lengths)} sequences, {shape} {self.dtype}{pages}"
 
     @property
-    def mode(self) -> int:
-        return GENERAL_MODE if self.general else mask_mode(NO_MASK, self.scale)
+    def scores(self) -> Scores:
+        return Scores.of(self.general, NO_MASK, self.scale, self.qk_accumulate == "float16")
 
     @property
     def general(self) -> bool:

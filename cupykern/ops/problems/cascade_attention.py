@@ -10,7 +10,7 @@ from ... import dtypes, inputs
 from ...arrays import take
 from ...attention import attention_plan, decode_config, merge_plan
 from ...attention.attention_hopper import Kind
-from ...attention.attention_task import GENERAL_MODE, HEAD_DIMS
+from ...attention.attention_task import HEAD_DIMS, MaskType, Scores
 from ...attention.decode_config import DTYPES, LAYOUTS, DecodeConfig
 from ...kernels import Variant
 from ...op import Call, Draw, Work
@@ -124,13 +124,17 @@ def variant(problem: CascadeProblem, config: DecodeConfig) -> Variant:
 
 def variants(arch: str) -> tuple[Variant, ...]:
     """The variants of the three calls.  Negative scales need attention's variants for masks."""
-    kinds = (0, Kind()), (1, Kind(1)), (GENERAL_MODE, Kind(general=True))
+    kinds = (
+        (Scores.PLAIN, Kind()),
+        (Scores.MASKED, Kind(MaskType.ARRAY)),
+        (Scores.GENERAL, Kind(general=True)),
+    )
     of_attention = (
-        attention_plan.flash_variant(dtype, (dim, dim), mode, False, config, kind)
+        attention_plan.flash_variant(dtype, (dim, dim), scores, False, config, kind)
         for dtype in DTYPES
         for dim in HEAD_DIMS
-        for mode, kind in kinds
-        for config in attention_plan.configs((dim, dim), mode, arch, hopper=kind)
+        for scores, kind in kinds
+        for config in attention_plan.configs((dim, dim), scores, arch, hopper=kind)
     )
     of_merge = (v for v in merge_plan.variants(arch) if v.types[0][1] != "float")
     return tuple(dict.fromkeys((*decode_config.variants(arch), *of_attention, *of_merge)))
