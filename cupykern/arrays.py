@@ -119,30 +119,35 @@ def empty_pair(
 _SMALL = 2**20  # bytes
 
 
-class Twins(NamedTuple):
-    """Two arrays of one shape in one allocation of `size` bytes; the second begins at `place`."""
+class Pieces(NamedTuple):
+    """Arrays in one allocation of `size` bytes: (offset in bytes, shape, dtype) of each."""
 
-    shape: tuple[int, ...]
-    dtypes: tuple[np.dtype, np.dtype]
-    place: int
+    places: tuple[tuple[int, tuple[int, ...], np.dtype], ...]
     size: int
 
-    def at(self, xp: Namespace, memory: Any) -> tuple[Array, Array]:
-        """Both as cupy arrays in `memory`, a MemoryPointer."""
-        make, (first, second) = maker(xp), self.dtypes
-        return make(self.shape, first, memory), make(self.shape, second, memory + self.place)
+    @staticmethod
+    def of(*parts: tuple[tuple[int, ...], np.dtype]) -> Pieces:
+        """parts: shape and dtype of each; no FP8.  Each begins at a multiple of ALIGNMENT."""
+        places, size = [], 0
+        for shape, dtype in parts:
+            begin = -(-size // ALIGNMENT) * ALIGNMENT
+            places.append((begin, shape, dtype))
+            size = begin + math.prod(shape) * dtype.itemsize
+        return Pieces(tuple(places), size)
+
+    def at(self, make: Callable[..., Array], memory: Any) -> list[Array]:
+        """The cupy arrays in `memory`, a MemoryPointer.  make: see `maker`."""
+        return [make(shape, dtype, memory + offset) for offset, shape, dtype in self.places]
 
 
-def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Twins | None:
-    """The Twins of two small arrays of `shape`, which share one allocation.
+def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Pieces | None:
+    """The Pieces of two small arrays of `shape`.
 
     None if the second exceeds 1 MiB, so that each can be freed alone, or if the first is FP8.
     """
-    place, size = (math.prod(shape) * dtype.itemsize for dtype in (first, second))
-    if size > _SMALL or first in ONE_BYTE:
+    if math.prod(shape) * second.itemsize > _SMALL or first in ONE_BYTE:
         return None
-    place = -(-place // 512) * 512
-    return Twins(shape, (first, second), place, place + size)
+    return Pieces.of((shape, first), (shape, second))
 
 
 def empty_like_of(xp: Namespace, x: Array, dtype: np.dtype) -> Array:

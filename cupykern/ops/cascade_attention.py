@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import arguments, reference
-from ..arrays import maker, packed
+from ..arrays import Pieces, maker, packed
 from ..attention.decode_config import MAX_QUERIES, DecodeConfig
 from ..op import Op
 from ..runtime import choice, plans
@@ -19,6 +19,8 @@ from .checks.caches import check_caches, check_keys
 from .decode_attention import decode_attention, kept_decode
 from .merge_attention import kept_merge, merge_attention
 from .problems import cascade_attention as problems
+
+_FLOAT32 = np.dtype(np.float32)
 
 
 def cascade_attention(
@@ -98,18 +100,18 @@ def cascade_attention(
         key, known, places = plans.find(call, out, q, shared_k, shared_v, *own_arrays, *of_8_bits)
     if known is not None:
         # Calls with equal keys pass the same checks in all three calls and have the same plans.
-        make, own_plan, launch_shared, merge, is_copied = known
-        shape, dtype = own_plan.shape, q.dtype
-        of_rows = shape[:3]
-        own, own_lse = make(shape, dtype), make(of_rows, np.float32)
-        at_own = places, own.data.ptr, own_lse.data.ptr
+        make, allocate, pieces, own_plan, launch_shared, merge, is_copied = known
+        memory = allocate(pieces.size)
+        own_lse, found, lse, *others = pieces.at(make, memory)
+        own = make(own_plan.shape, q.dtype) if out is None else others.pop()
+        merged_lse = make(own_plan.shape[:3], np.float32) if return_lse else others.pop()
+        at_own = places, memory.ptr, own.data.ptr
         # Other calls may share these plans: the names keep their packed launches apart.
         own_plan.launch(("own", at_own), q, *own_arrays, own, own_lse, None, None, *of_8_bits, ())
         rows = packed(q.swapaxes(0, 1)) if is_copied else q
-        found, lse = make(shape, dtype), make(of_rows, np.float32)
-        at_all = at_own, rows.data.ptr, found.data.ptr, lse.data.ptr
+        at_all = at_own, rows.data.ptr
         launch_shared(("shared", at_all), rows, shared_k, shared_v, found, lse)
-        y, merged_lse = own if out is None else out, make(of_rows, np.float32)
+        y = own if out is None else out
         arrays = found, lse, own, own_lse, y, merged_lse
         merge.launch_at(("merge", at_all, merged_lse.data.ptr), arrays)
         return (y, merged_lse) if return_lse else y
@@ -152,7 +154,12 @@ def cascade_attention(
             launch_shared = _kept_shared(rows, keys, values, **options)
             merge = kept_merge(found, lse, own, own_lse, y)
             if own_plan is not None and launch_shared is not None and merge is not None:
-                plans.remember(key, (maker(target.xp), own_plan, launch_shared, merge, is_copied))
+                of_rows, of_results = (own.shape[:3], _FLOAT32), (own.shape, own.dtype)
+                parts = [of_rows, of_results, of_rows]  # of each call, and what is not returned
+                parts += [] if return_lse else [of_rows]
+                parts += [] if out is None else [of_results]
+                makes = maker(target.xp), target.xp.cuda.alloc, Pieces.of(*parts)
+                plans.remember(key, (*makes, own_plan, launch_shared, merge, is_copied))
     return (y, merged_lse) if return_lse else y
 
 

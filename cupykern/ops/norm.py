@@ -169,7 +169,7 @@ def _run(
             y = arrays.empty_of(xp, x.shape, norm.y_dtype)
             return _launch(target, norm, x, weight, bias, residual, y, None)
         memory = xp.cuda.alloc(twins.size)
-        y, total = twins.at(xp, memory)
+        y, total = twins.at(arrays.maker(xp), memory)
         if not norm.simple:
             return _launch(target, norm, x, weight, bias, residual, y, total)
         given = x, residual, weight, bias, y, total, None, None, None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..arrays import Twins, small_twins
+from ..arrays import Pieces, small_twins
 from ..kernels import EITHER, Variant
 from ..param_structs import zeros
 from ..runtime.choice import Family
@@ -229,7 +229,7 @@ class Norm:
     options: Options
     has_residual: bool
     simple: bool
-    twins: Twins | None
+    twins: Pieces | None
 
 
 def make_norm(

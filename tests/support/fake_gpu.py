@@ -47,7 +47,7 @@ class FakeGpu:
     def __init__(self, size: int = _SIZE) -> None:
         import cupy
 
-        self._size = size
+        self.size = size
 
         self.xp = cupy
         self.launches: list[Launch] = []
@@ -61,7 +61,7 @@ class FakeGpu:
 
     def allocate(self, size: int) -> Any:
         self.num_allocations += 1
-        if self.offset + size > self._size:
+        if self.offset + size > self.size:
             self.offset = 0
         pointer = self.xp.cuda.MemoryPointer(self._memory, self.offset)
         self.offset += -(-max(size, 1) // _PAGE) * _PAGE
