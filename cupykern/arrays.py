@@ -80,14 +80,15 @@ def maker(xp: Namespace) -> Callable[..., Array]:
 def _aligned_empty(
     shape: int | Sequence[int], dtype: DTypeLike, strides: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """An uninitialised numpy array that begins at a multiple of ALIGNMENT bytes.
+    """A numpy array that begins at a multiple of ALIGNMENT bytes, full of NaN.
 
-    numpy aligns to 16 bytes only, and kernels choose their loads by the alignment: a result's last
+    Elements that a kernel does not write show, even where malloc returns an earlier result.  numpy
+    aligns to 16 bytes only, and kernels choose their loads by the alignment: a result's last
     bits would depend on the address that malloc returns.
     """
     dtype = np.dtype(dtype)
     num_bytes = math.prod((shape,) if isinstance(shape, int) else shape) * dtype.itemsize
-    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    memory = np.full(num_bytes + ALIGNMENT, 0xFF, np.uint8)
     begin = -memory.__array_interface__["data"][0] % ALIGNMENT
     return np.ndarray(shape, dtype, memory, begin, strides)
 
