@@ -32,7 +32,7 @@ DTYPES = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
 )
-# rows/nonfinite.cuh: figures of the report, words per block
+# rows/nonfinite_report.cuh: figures of the report, words per block
 FIGURES, WORDS = 7, 6
 NOWHERE = 2**63 - 1
 _MOST_OF_BLOCK = 2**31  # elements per block: it counts in 32 bits
