@@ -220,6 +220,6 @@ def transposed(x: Any) -> Any:
 
 
 def transposed_addend(x: Any) -> Any:
-    """What broadcasts to the transpose of a matrix to which `x` broadcasts; numbers and None as
-    they are."""
+    """`x`, which broadcasts to a matrix, rearranged to broadcast to the matrix's transpose; numbers
+    and None unchanged."""
     return x[:, None] if getattr(x, "ndim", 0) == 1 else transposed(x)

@@ -1,7 +1,7 @@
 """The environment variables that cupykern reads: one function each.
 
 An empty value counts as unset.  A wrong value raises ValueError, whose message begins with the
-variable's name.  CUPYKERN_TUNE is read by runtime/choice.py.
+variable's name.  CUPYKERN_TUNE is read by runtime/choice.py, which refuses an empty value.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Statistics(NamedTuple):
     """Statistics of one output's errors, each divided by its expected rms error.
 
     rms: the root mean square; most_rms: its limit by chance.
-    mean: the mean, positive where |result| is too large, without the known mean of the rounding
-        errors; most_mean: its limit by the arithmetic's own bias and chance.
+    mean: the mean minus the predicted mean of the rounding errors, positive if |result| is too
+        large; most_mean: its limit by the arithmetic's own bias and chance.
 
     All are 0 where no errors are expected.
     """

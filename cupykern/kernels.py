@@ -34,7 +34,8 @@ class Variant:
         likewise).
     num_threads: threads per block, written as kNumThreads.
     cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
-    min_blocks: least resident blocks per multiprocessor, written as kMinBlocks: a register cap.
+    min_blocks: the second argument of __launch_bounds__, written as kMinBlocks: at least so many
+        blocks are resident per SM, which caps the registers of a thread.
     tuned: the heuristics can choose this variant; the compile gates refuse local memory in it.
     text: the source of a kernel without a file in kernels_cu (the tests' small kernels).
     includes: files that declare the names in `types`; placed between the launch sizes and the

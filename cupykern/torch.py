@@ -10,9 +10,10 @@
     >>> cupykern.torch.softmax(x)[0, 0].item()
     0.125
 
-The functions take tensors, and have the names and arguments of cupykern's, without `out` and
-`config`.  Their results are C-contiguous.  There is no backward pass: a tensor that requires grad
-raises RuntimeError unless grad mode is off.
+The functions take tensors, and have the names and arguments of cupykern's, without `out`, `config`
+and formulas (`epilogue`, `score`, a formula as `mask`, `operands`).  Their results are
+C-contiguous.  There is no backward pass: a tensor that requires grad raises RuntimeError unless
+grad mode is off.
 
 In eager mode cupykern's own functions take tensors too, with less overhead.  Where torch.compile
 traces them with a tensor as first, positional argument, they become these operators.  The graph

@@ -38,10 +38,10 @@ HEAD_DIMS = (
     *(HeadDims(64, 64), *(HeadDims(size, 128) for size in (80, 96, 112, 128))),
     *(HeadDims(192, 128), HeadDims(256, 256)),
 )
-_LINE_ELEMENTS = 64  # elements of a 128-byte swizzled line of shared memory
+_LINE_ELEMENTS = 64  # elements of a 128-byte row of a swizzled box
 _STORED_ROWS = 16  # rows that a warp stores
 _C = tuned.constants("sm_90a", "attention")
-_SHORTER = 0.97  # small tiles are preferred below this share of the large tiles' duration
+_SHORTER = 0.97  # small tiles must take less than this share of the large tiles' duration
 _MAX_SCHEDULED = 1 << 14  # tiles; with more, every block has many
 MOST_SEQUENCES = 384  # attention/scheduler_sm90.cuh: kMaxSequences
 _STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
@@ -79,7 +79,7 @@ class Kind(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """The sizes that determine how tiles of queries fill a device with `num_sms` SMs.
+    """The sizes that determine in how many waves tiles of queries run on `num_sms` SMs.
 
     heads: query heads of all sequences.  sq, sk: queries and keys per head.
     offset: causal query i keeps keys j <= i + offset; None: not causal.
@@ -239,7 +239,7 @@ def _unfit_config(config: AttentionHopperConfig, kind: Kind) -> str | None:
 
 
 def _unfit_kernel(task: AttentionTask, kind: Kind) -> str | None:
-    """Because of types and options."""
+    """Why its dtypes or options exclude the kernel for Hopper; None: they do not."""
     if task.codes is not None:
         return "caches of 8 bits are the portable kernel's"
     if task.naive or task.half_scores:
@@ -252,7 +252,8 @@ def _unfit_kernel(task: AttentionTask, kind: Kind) -> str | None:
 
 
 def _unfit_rows(task: AttentionTask) -> str | None:
-    """Because tensor maps cannot count rows from a page or sequence to the next."""
+    """Why no tensor map covers the arrays, or addresses pages and sequences by rows; None: one
+    does."""
     if 0 in (n for size in _sizes(task) for n in size):
         return "TMA has no arrays without elements"
     if task.pages and task.pages.size % _PAGE_STEP:
@@ -298,8 +299,10 @@ def variant(dtype: np.dtype, dims: HeadDims, kind: Kind, config: AttentionHopper
 
 
 def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
-    """Batch strides of a padded batch in rows: (of q and out, of k and v).  None if they are not
-    whole numbers, or differ within a pair."""
+    """Batch strides of a padded batch in rows: (of q and out, of k and v).
+
+    None if a stride is not a multiple of the row stride, or if they differ within a pair.
+    """
     if task.batch == 1:
         return 0, 0
     rows = []
@@ -313,7 +316,8 @@ def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
 
 
 def page_rows(task: AttentionTask) -> tuple[int, int] | None:
-    """Page strides of k and of v in rows; None if they are not whole numbers, or too large."""
+    """Page strides of k and of v in rows; None if they are not multiples of the row strides, or
+    too large."""
     rows = []
     for page, _, row in (task.k, task.v):
         count, rest = divmod(page, row) if row > 0 else (0, page)
@@ -324,7 +328,7 @@ def page_rows(task: AttentionTask) -> tuple[int, int] | None:
 
 
 def key_rows(task: AttentionTask, config: AttentionHopperConfig) -> int:
-    """Rows of a box of keys: a tile's rows; with pages the most that always belong to one page."""
+    """Rows of a TMA box of keys: a tile; with pages the most that always fit one page."""
     return math.gcd(config.tile_n, task.pages.size) if task.pages else config.tile_n
 
 
@@ -361,8 +365,8 @@ def _map(dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: 
 def _ragged_map(
     dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int
 ) -> MapPlan:
-    """A map of varlen sequences with dims (way back, row of all, head, row, dim): see
-    storage_sm90.cuh."""
+    """A tensor map of varlen sequences.  Its first two dims shift the rows of one sequence so that
+    those past its end are out of bounds (attention/storage_sm90.cuh: kRagged)."""
     _, heads, total, dim = shape
     _, head, row = steps
     row = row if total > 1 else 16
@@ -381,11 +385,11 @@ def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
 
 
 def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
-    """The tiles of queries of each block, as int32 (rounds, blocks) with -1 for none; None: block i
-    computes every `blocks`-th tile.
+    """The tiles of queries of each block, int32 (rounds, blocks), -1 for none.
 
-    Later causal tiles take longer.  So each tile, in the order of attention/work_tile.cuh, goes to
-    the block with the smallest load so far.  order: the tiles' indices along sq, in that order.
+    None: block i computes every `blocks`-th tile.  Later causal tiles take longer.  So each tile,
+    in the order of attention/work_tile.cuh, goes to the block with the smallest load so far.
+    order: the tiles' indices along sq, in that order.
     """
     if not is_scheduled(task, len(order), blocks):
         return None
@@ -427,8 +431,10 @@ class AttentionHopperPlan(NamedTuple):
     def launcher(
         self, xp: Namespace, arrays: Callable[..., tuple[Any, ...]]
     ) -> Callable[..., None]:
-        """A function launch(places, *given) that launches arrays(*given); it calls `arrays` only
-        for new places."""
+        """A function launch(places, *given) that launches the kernel on arrays(*given).
+
+        places: a key that determines the arrays' addresses; `arrays` is called only for new keys.
+        """
         if not self.num_counters:
             return self.repeated.of(arrays).launch_at
 
@@ -453,8 +459,11 @@ def hopper_plan(
     planned: Any,
     params: tuple[Any, ...],
 ) -> AttentionHopperPlan:
-    """sizes: (blocks, bytes of shared memory per block).  planned: the result of `schedule`, on the
-    target.  params: the kernel's structs."""
+    """The plan of attention_hopper.cu.
+
+    sizes: (blocks, bytes of shared memory per block).  planned: the result of `schedule`, in the
+    target's memory.  params: the kernel's structs.
+    """
     plans = maps(task, config)
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ from .decode_config import CACHE_DTYPES
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 _LOG2_E = math.log2(math.e)
-_L2_BYTES = 24 * 2**20  # bytes of keys and values that fit half of an L2 cache
+_L2_BYTES = 24 * 2**20  # bytes of keys and values that fit in half of an H200's L2 cache
 _NAIVE_THREADS = 256
 _MANY = 2**31  # queries
 _HOPPER = ("sm_90a", "host")  # architectures with TMA and wgmma
@@ -155,8 +155,11 @@ def flash_variant(
     paged: bool = False,
     codes: np.dtype | None = None,
 ) -> Variant:
-    """hopper: required by an AttentionHopperConfig, else TypeError is raised.  formulas, codes
-    (dtype of 8-bit pages): only with general scores."""
+    """The variant of the "flash" algorithm.
+
+    hopper: the kind of attention_hopper.cu's variant; an AttentionHopperConfig without it raises
+    TypeError.  formulas, codes (dtype of 8-bit pages): only with general scores.
+    """
     if isinstance(config, AttentionHopperConfig):
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
@@ -311,12 +314,15 @@ class AttentionPlan(NamedTuple):
     scores: int = 0  # FP32 scores and row sums of the naive algorithm
 
     def launch(self, xp: Namespace, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """arrays: q, k, v, out, optionally followed by lse, row_max, row_sum, the mask's five
-        arrays and both cu_seqlens (for padded batches the lengths replace the second); then slopes
-        and sinks of general tasks, and eight pointers of formulas.  None where absent.
+        """Launch the kernels.
+
+        arrays: q, k, v, out, optionally followed by lse, row_max, row_sum, the mask's five arrays
+        and both cu_seqlens (for padded batches the lengths replace the second); then slopes and
+        sinks of general tasks, and eight pointers of formulas.  None where absent.
         Paged tasks: q, k and v caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks,
         both scales of 8-bit pages, pointers.
-        places: the addresses that determine those of all CuPy arrays."""
+        places: a key that determines the addresses of all CuPy arrays; None: their addresses.
+        """
         if self.scores:
             scores = maker(xp)((self.scores,), np.float32)
             arrays, places = (scores, *arrays), places and (*places, scores.data.ptr)
@@ -326,8 +332,10 @@ class AttentionPlan(NamedTuple):
     def launcher(
         self, xp: Namespace, arrays: Callable[..., tuple[Any, ...]]
     ) -> Callable[..., None]:
-        """A function launch(places, *given) that launches arrays(*given); it calls `arrays` only
-        for new places."""
+        """A function launch(places, *given) that launches the kernel on arrays(*given).
+
+        places: a key that determines the arrays' addresses; `arrays` is called only for new keys.
+        """
         return self.steps[0].of(arrays).launch_at
 
 
@@ -458,8 +466,11 @@ def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray
 
 
 def heads_per_section(task: AttentionTask) -> int:
-    """Heads of a section, within which long tiles come first.  If tiles differ in length (causal,
-    block masks), about as many heads as have their keys and values in L2; else 1."""
+    """Number of heads in a section of the tile order; within a section long tiles come first.
+
+    If tiles differ in length (causal, block masks), about as many heads as have their keys and
+    values in L2; else 1.
+    """
     if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     bytes_of_head = max(1, task.sk * (task.head_dim + task.head_dim_v) * task.dtype.itemsize)
@@ -469,12 +480,12 @@ def heads_per_section(task: AttentionTask) -> int:
 
 
 def _even_part(count: int, most: int) -> int:
-    """Size of parts of `count`, at most `most`: of those from most / 2 on, the one whose last part
-    lacks the smallest share of a whole one.
+    """The size, from most / 2 to `most`, of the sections of `count` heads whose last section is the
+    fullest; `count` if that is smaller than `most`.
 
-    Blocks take tiles in order, and the last part's long tiles come late: if there are few of them,
-    some blocks end with one and others with none.  With sections of 6 of 32 heads (4096 queries,
-    heads of 256) the longest block has 15% more than the mean, with 4 0.3%.
+    Blocks take tiles in order, and the long tiles of the last section come late.  If there are few
+    of them, some blocks end with one and others with none.  With sections of 6 of 32 heads (4096
+    queries, heads of 256) the longest block has 15% more work than the mean; with 4, 0.3%.
     """
     if count <= most:
         return count

@@ -1,4 +1,4 @@
-"""AttentionTask: a call of attention without its arrays."""
+"""AttentionTask: a call of attention or attention_varlen without its arrays."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .formulas import Formulas
 HEAD_DIMS = (64, 128, 256)  # padded head sizes of the portable kernel in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
-_SMALLEST_SCALE = 2.0**-64  # smallest scale by which sinks are divided
+_SMALLEST_SCALE = 2.0**-64  # the smallest scale that is folded into the exponent
 
 
 def prescales(kind: int, scale: float | None) -> bool:
     """Whether scores are scaled before the row maximum is found.
 
-    The sign of the scale matters for the maximum, a bias is added after scaling, and a sink divided
-    by a tiny scale can overflow.  scale: None stands for the default, which is positive.
+    Otherwise the scale is folded into the exponent.  That is wrong for a negative scale, which
+    turns the maximum into the minimum, and for a bias, which is added after scaling; and a sink
+    divided by a tiny scale can overflow.  scale: None stands for the default, which is positive.
     """
     return kind == BIAS_MASK or (scale is not None and scale < _SMALLEST_SCALE)
 
@@ -85,9 +86,10 @@ def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
 class MaskPlace(NamedTuple):
     """A mask without its arrays.
 
+    kind: NO_MASK, BOOL_MASK, BIAS_MASK or BLOCK_MASK.
     dtype, strides: of a mask array (B, H, Sq, Sk), strides in elements.
     blocks: of a block mask, (log2 of q_block, log2 of kv_block, blocks along the keys).
-    block_strides: strides of b and h, in rows of blocks.
+    block_strides: strides of b and h, in rows of blocks.  causal_offset: see BlockMask.
     """
 
     kind: int = NO_MASK

@@ -76,7 +76,7 @@ class BlockMask:
         """Make a mask from its arrays; kv_num_blocks and kv_indices follow from block_mask_types.
 
         block_mask_types: uint8 (B, H, Q, K).  partial_indices: int32 of the same shape.
-        partial_tiles: bool (P, q_block, kv_block).  The class's description explains the shapes.
+        partial_tiles: bool (P, q_block, kv_block).  See the class for these sizes.
 
         The contents of NumPy arrays are checked.  Those of CuPy arrays are not read: unknown types,
         and partial blocks without tiles, become masked; tile indices are clamped.
@@ -138,7 +138,7 @@ class BlockMask:
         raise AttributeError(f"a BlockMask cannot be changed: make another one for another {name}")
 
     def arrays(self) -> tuple[Array | int, ...]:
-        """The values of all attributes: arrays and numbers."""
+        """The values of all attributes, arrays and numbers, in the order of assignment."""
         return tuple(vars(self).values())
 
     @property

@@ -34,9 +34,12 @@ class Sizes(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """keep: bool (P, q_block, kv_block), the blocks that intervals show neither empty nor full.
-    where: their (b, h, row, column).  full: bool (B, H, Q, K), the blocks that intervals show
-    full."""
+    """The blocks of a mask.
+
+    full: bool (B, H, Q, K), the blocks that interval arithmetic shows to be full.
+    where: (P, 4), the (b, h, row, column) of each block that it shows neither full nor empty.
+    keep: bool (P, q_block, kv_block), the elements of these blocks.
+    """
 
     keep: np.ndarray
     where: np.ndarray

@@ -43,7 +43,8 @@ def array_of(scale: Any) -> Any:
 
 
 def walkable_scale(scale: Any) -> Any:
-    """`scale`, or a packed copy of an array whose address or strides are not whole elements."""
+    """`scale`, or a contiguous copy if it is an array whose address or strides are not multiples
+    of the itemsize."""
     return packed(scale) if hasattr(scale, "ndim") and not in_elements(scale) else scale
 
 

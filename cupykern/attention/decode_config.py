@@ -68,8 +68,8 @@ class DecodeConfig:
         return _BLOCKS_PER_SM if self.threads == NUM_THREADS else 1
 
     def merges(self, num_chunks: int) -> int:
-        """Number of merges of partial results through memory, for a sequence of `num_chunks`
-        chunks: one of the chunks of a group, one of the groups."""
+        """Merges of partial results through memory, 0 to 2, for a sequence of `num_chunks` chunks:
+        one merges the chunks of each group, one the groups."""
         return self.stores_chunks(num_chunks) + (num_chunks > CHUNKS_PER_GROUP)
 
     def stores_chunks(self, num_chunks: int) -> bool:
@@ -176,9 +176,10 @@ class DecodeTask(NamedTuple):
 
 
 def _tiles_8bit(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
-    """Tiles for 8-bit caches, by rows: of 8 where these were measured, of 16.
+    """Tiles for 8-bit caches, by rising tile_m: 16 rows, and 8 where that was measured.
 
-    As many bytes are in flight as with 16 bits; a warp has at least 32 keys.
+    Twice the keys per tile, or twice the stages, keep as many bytes in flight as with 16 bits; a
+    warp has at least 32 keys.
     """
     tile = _tile_of_16(arch, dim)
     if 2 * tile.tile_n <= tile.min_chunk:
@@ -205,10 +206,10 @@ def _tile_of_16(arch: str, dim: int) -> DecodeConfig:
 
 @cache
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
-    """Tiles for 16-bit caches, by rows.
+    """Tiles for 16-bit caches, by rising tile_m.
 
-    Without measurements only that of 16 rows: more rows are further blocks, which find the keys in
-    L2.  More rows would also exceed the registers of gfx11.
+    Architectures without measurements have only that of 16 rows.  Further rows are further blocks,
+    which find the keys in L2; larger tiles would also exceed the registers of gfx11.
     """
     middle = _tile_of_16(arch, dim)
     if not is_measured(arch):
@@ -222,15 +223,19 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
 
 
 def _tiles_of(arch: str, dim: int, is_8bit: bool, general: bool) -> tuple[DecodeConfig, ...]:
-    """Tiles by rows.  decode_merge.cu, for more than 16 rows, does not support general scores."""
+    """Tiles by rising tile_m; for general scores up to 16 rows, because decode_merge.cu, which
+    larger tiles need, does not support them."""
     tiles = (_tiles_8bit if is_8bit else _tiles)(arch, dim)
     return tuple(tile for tile in tiles if not (general and tile.has_merge_kernel))
 
 
 def _full_sm_tiles(arch: str, dim: int, is_8bit: bool) -> tuple[DecodeConfig, ...]:
-    """Tiles for few rows if SMs have more than one block each: with clusters, which not all tasks
-    allow, and without.  They have two stages, because more blocks need fewer loads in flight each.
-    Measured on an H200."""
+    """Tiles for few rows and more blocks than SMs: with clusters, which not all tasks allow, and
+    without.
+
+    They have two stages: the more blocks an SM has, the fewer loads each needs in flight (measured
+    on an H200).
+    """
     if arch != "sm_90a" or dim == MAX_DIM or (is_8bit and dim == 64):
         return ()
     tile = replace(_tiles_of(arch, dim, is_8bit, general=False)[0], stages=2)
@@ -335,7 +340,7 @@ def _memory_refusal(c: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
 
 
 def _option_refusal(c: DecodeConfig, task: DecodeTask) -> str | None:
-    """Kernels of general scores and of 8-bit caches are compiled for some tiles only."""
+    """Why the config's tile has no kernel of general scores or of 8-bit caches; None: it has."""
     if c.has_merge_kernel or c.cluster > 1:
         if task.general:
             return "with windows, caps, slopes or sinks tile_m must be 8 or 16, and cluster 1"

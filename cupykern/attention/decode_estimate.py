@@ -34,6 +34,7 @@ class Blocks(NamedTuple):
 
 
 def estimate_us(blocks: Blocks) -> float:
+    """Estimated time of a launch in us, the merges of partial results included."""
     width = blocks.dim / 128
     key = _C["key_8bit" if blocks.is_8bit else "key"]
     alone = blocks.longest * _line(key, width) + _line(_C["start"], width)

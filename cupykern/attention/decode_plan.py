@@ -36,8 +36,9 @@ class DecodeCall(NamedTuple):
 
     q, out: (B, H, Sq, D).  k, v: (B or num_pages, Hkv, keys, D).  Rows of q, k and v are contiguous
     and 16-byte aligned.
+    max_keys: the most keys of a sequence.
     table_stride: row stride of the block table, in elements; None: contiguous caches.
-    options: right = 0 is causal.
+    options: a causal call has right = 0.
     cache_dtype, scales: dtype and scales of 8-bit caches; else None.
     """
 
@@ -94,8 +95,11 @@ class DecodePlan(NamedTuple):
         out: Array, lse: Array | None, slopes: Array | None, sinks: Array | None,
         k_scale: Array | None, v_scale: Array | None, operands: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        """places: the addresses that determine those of all arrays, or None.  operands: the
-        formulas' arrays."""
+        """Launch the kernel, then the merge if it is a kernel of its own.
+
+        places: a key that determines the addresses of all arrays, or None.  operands: the formulas'
+        arrays.
+        """
         partials: Any = None
         counters: Any = None
         if self.partial_bytes:

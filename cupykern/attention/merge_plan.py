@@ -32,7 +32,7 @@ _WAVES = 4  # the fewest waves of blocks for several rows per thread
 
 @config_class
 class MergeConfig:
-    """rows: rows of which a thread loads its parts before it merges them."""
+    """rows: rows per thread; a thread loads its elements of all of them before it merges them."""
 
     rows: int
 
@@ -42,7 +42,7 @@ class MergeTask(NamedTuple):
 
     shape: shape of out.  The operands have their dims in the order of out's; log-sum-exps have the
         first three.  The resulting log-sum-exp is contiguous.
-    swaps: its heads and rows are in the opposite order to out's.
+    swaps: the resulting log-sum-exp has heads and rows in the opposite order to out.
     """
 
     dtype: np.dtype

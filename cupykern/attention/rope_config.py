@@ -30,9 +30,10 @@ _BLOCKS_FOR_PASSES, _BLOCKS_FOR_TOKENS = 7, 4
 
 @config_class
 class RopeConfig:
-    """tokens: of a block; a thread loads its part of a head of all of them before it computes.
-
-    passes: of a block over the heads of its tokens; in each, its threads have one head each.
+    """tokens: tokens per block; a thread loads its part of one head of all of them before it
+        computes.
+    passes: how often a block's threads pass on to further heads of these tokens; in each pass a
+        thread works on one head.
     """
 
     tokens: int = 1
@@ -43,7 +44,7 @@ class RopeTask(NamedTuple):
     """Everything that determines which kernel is launched.
 
     num_heads: heads of q, k and, with a cache, v.  half: pairs that are rotated.
-    by_vectors: vectors can walk the rows of all arrays.
+    normalizes: heads have a norm.  by_vectors: all arrays can be accessed in aligned vectors.
     """
 
     dtype: np.dtype

@@ -55,8 +55,9 @@ def rope_inv_freq(
     attention_factor if given; else, with mscale and mscale_all_dim, m(mscale) / m(mscale_all_dim);
     else m(1), where m(s) = 0.1 s log(factor) + 1.
 
-    Raises TypeError and ValueError (dim, theta, unknown, missing or illegal scaling).  YaRN: Peng
-    et al., arXiv:2309.00071.
+    Raises TypeError and ValueError (dim, theta, unknown, missing or illegal scaling), and
+    targets.UnavailableError.  Formulas: Su et al., RoFormer, arXiv:2104.09864; YaRN: Peng et al.,
+    arXiv:2309.00071.
     """
     if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)):
         raise TypeError(f"dim must be an integer; got {type(dim).__name__}")

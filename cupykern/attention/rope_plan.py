@@ -24,6 +24,7 @@ class RopeCall(NamedTuple):
         v_out is None.
     positions: (B, S).  block_table: None for contiguous caches.  num_slots: slots per sequence.
     rotation: frequencies (half,), with num_rows = 0; or cosines and sines (num_rows, 2 * half).
+    half: pairs that are rotated.
     weights: (dtype, stride in elements) of q's and k's weight, or None.
     scales: strides of k's and v's scales along batch or page, slot and head, in elements; 0 for
         numbers.  numbers: k's and v's scales if they are numbers.

@@ -5,7 +5,8 @@
     y = cupykern.dask.softmax(x)  # nothing runs yet
     y.sum().compute()
 
-Functions have the names and arguments of cupykern's, without `out` and `config`.  Chunks are numpy
+The functions (those in `__all__`) have the names and arguments of cupykern's, without `out` and
+`config`; matmul also has `split_every`.  Chunks are numpy
 arrays (computed on the host target) or CuPy arrays (computed on their GPU).  The first argument is
 a dask array; other arguments may also be plain arrays, which are embedded in the graph.  Arguments
 are checked when the graph is built, with the errors of the plain ops; chunks of unknown sizes raise

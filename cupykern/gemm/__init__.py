@@ -1,1 +1,1 @@
-"""Matrix products: their problems, configs and plans, and the ops that fuse with one."""
+"""Matrix products: tasks, configs, heuristics and plans; also those of quantize_nvfp4."""

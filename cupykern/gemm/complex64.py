@@ -44,8 +44,8 @@ def run(
 ) -> Array:
     """Launch the product and return its result.  The caller has checked the arguments.
 
-    addends: bias and residual, of the result's shape, or None.  key: the key of plans.find.
-    options: passed on to launch.run.
+    addends: bias and residual, of the result's shape, or None.  shape: the result's (..., M, N).
+    key: the key of plans.find.  options: passed on to launch.run.
     """
     with arguments.on_device(target):
         given = {"a": a, "b": b, **addends}
@@ -93,7 +93,8 @@ def real_view(x: Any) -> Any:
 
 
 class Embedding(NamedTuple):
-    """Allocates and fills the embedded B, from any array that begins at B's address."""
+    """Allocates and fills the FP32 matrix of 2 x 2 blocks, from any array that begins at B's
+    address."""
 
     empty: Callable[..., Any]
     shape: tuple[int, ...]
@@ -114,9 +115,10 @@ class Embedding(NamedTuple):
 
 
 def embedding_of(target: Target, b: Any) -> Any:
-    """The Embedding of b (..., K, N), or None: then the caller embeds a packed copy.
+    """The Embedding of b (..., K, N).
 
-    None if the batch does not merge into one dim or a stride is not a multiple of the itemsize.
+    None if the batch does not merge into one dim or a stride is not a multiple of the itemsize; the
+    caller then embeds a contiguous copy.
     """
     steps = steps_of(b)
     dims = merge_batch(b.shape[:-2], (steps[:-2],))

@@ -29,13 +29,13 @@ from .product import (
 
 _LINE = 128  # bytes of an L2 line
 MANY = 2**24  # multiplications
-_LONG = 64  # tile_k of the mainloops that read by elements
+_LONG = 64  # tile_k of the mainloops with scalar loads
 ALIGN_ROWS = Variant("align_rows", (), (), 256)
 FEW_ROWS, _FEW_CODES = 256, 64
 
 
 class Copy(NamedTuple):
-    """One operand to copy: name, dtype, shape and byte strides.
+    """One operand to copy to aligned memory: its name, dtype, shape and byte strides.
 
     columns: the operand's columns become the rows of the copy.
     to: the copy's dtype; None: the operand's.
@@ -81,7 +81,8 @@ class Copy(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, int] | None:
-        """(number of rows, row stride in bytes) if align_rows.cu can copy them; else None."""
+        """(number of rows, row stride in bytes) of the operand if align_rows.cu can copy it; else
+        None."""
         shape, strides = self.in_memory
         dims = merge_batch(shape[:-1], (strides[:-1],))
         count, (step,) = dims[0] if dims else (1, (0,))
@@ -159,7 +160,7 @@ def copies(
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == K_MAJOR
-        if a.dtype == dtypes.float32:  # FP32 is read by elements if one dim is contiguous
+        if a.dtype == dtypes.float32:  # FP32 needs one contiguous dim only
             near = {"a": 1 in (a.row, a.col), "b": 1 in (b.row, b.col)}
             found = {name: columns for name, columns in found.items() if not near[name]}
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
@@ -183,8 +184,8 @@ def conversions(arrays: dict[str, Any], matrices: dict[str, Matrix]) -> tuple[Co
 
 
 def _copies_of_codes(arrays: dict[str, Any], b: Matrix, m: int, n: int, k: int) -> tuple[Copy, ...]:
-    """The copy of NVFP4 codes for up to _FEW_CODES rows of a; with more rows the codes are decoded
-    in memory first."""
+    """The copy of b's misaligned NVFP4 codes, for up to _FEW_CODES rows of a.  With more rows the
+    codes are decoded to memory first, which needs no copy."""
     if b.dtype != FP4 or m > _FEW_CODES or layout_of(b, b.row, b.col, k // 2, n) == K_MAJOR:
         return ()
     copy = _copy_of("b", arrays["b"], True)._replace(dtype=FP4)
@@ -192,7 +193,7 @@ def _copies_of_codes(arrays: dict[str, Any], b: Matrix, m: int, n: int, k: int) 
 
 
 def _copy_of(name: str, x: Any, columns: bool) -> Copy:
-    """A broadcast batch dim is copied once."""
+    """The Copy of the operand x; a broadcast batch dim is copied once."""
     steps = steps_of(x)
     batch = zip(x.shape[:-2], steps[:-2], strict=True)
     shape = *(1 if step == 0 else size for size, step in batch), *x.shape[-2:]
@@ -202,7 +203,7 @@ def _copy_of(name: str, x: Any, columns: bool) -> Copy:
 class CopiedPlan(NamedTuple):
     """The launch of a product, preceded by copies of some of its arrays.
 
-    copiers: (index among the kernel's arrays, the function that copies) of each.
+    copiers: (index among the kernel's arrays, a function that returns the copy) of each.
     """
 
     copiers: tuple[tuple[int, Callable[[Any], Any]], ...]

@@ -15,8 +15,8 @@ from .sm90_gemm_config import Sm90GemmConfig
 
 @config_class
 class DecodeFirst:
-    """One launch decodes the NVFP4 weights to 16-bit elements in memory; a second one, by `config`,
-    multiplies them.  Its epilogue applies the scales of all elements.
+    """One launch decodes the NVFP4 operands to 16-bit elements in memory; a second one, by
+    `config`, multiplies them.  The second one's epilogue applies the global scales.
 
     It is for many rows of a: there the 16-bit mainloop is faster than the mixed-input one.
     """

@@ -76,7 +76,7 @@ def decoded_plan(
 ) -> DecodedPlan:
     """The plan of `product` that first decodes the NVFP4 operands among `names`.
 
-    plan_of(product): the plan of the product of the decoded operands.
+    plan_of: maps the Product of the decoded operands to its plan.
     Raises ValueError if an operand has 2^32 rows or more, over its whole batch.
     """
     p = product

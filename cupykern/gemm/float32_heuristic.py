@@ -99,7 +99,11 @@ def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
 
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
-    """Configs of Hopper's mainloop if it can compute the task; else of the portable one."""
+    """Configs of Hopper's mainloop if it can compute the task; else of the portable one.
+
+    The SM count of the device orders the configs of one split-K only, so that all GPUs of an
+    architecture accumulate in the same order.
+    """
     parts = parts.of(task.stored_a, task.stored_b)
     portable = _portable(parts, task, device)
     # Rare parts have fewer clusters, hence fewer variants.

@@ -62,8 +62,11 @@ class FmaGemmConfig:
 
     @property
     def lanes_m(self) -> int:
-        """Threads along m of 32.  Eight along n store 128 contiguous bytes of a row; four store 64
-        bytes and take twice the time for (4096, 4096, 64) (H200)."""
+        """Lanes of a warp along m, 4 or 8; the other 8 or 4 are along n.
+
+        Eight lanes along n store 128 contiguous bytes of a row.  Four store 64 bytes and take twice
+        the time for (4096, 4096, 64) (H200).
+        """
         return 8 if self.tile_n < 8 * self.thread_n else 4
 
     def shared_bytes(self, task: GemmTask) -> int:
@@ -90,7 +93,7 @@ class FmaGemmConfig:
         return a, b
 
     def copies_per_k(self, task: GemmTask) -> float:
-        """Copy instructions of a block for a and b, per unit of k."""
+        """Number of a block's copy instructions for a and b, per element along k."""
         copies = zip((self.tile_m, self.tile_n), self.copies(task), strict=True)
         return sum(tile / (_VECTOR if copy == _VECTORS else 1) for tile, copy in copies)
 

@@ -75,7 +75,7 @@ def estimate(
     tiles = t.batch * math.ceil(t.m / c.tile_m) * math.ceil(t.n / c.tile_n) * c.splits
 
     def round_us(blocks: int) -> float:
-        """Us of `blocks` tiles that an SM computes at once."""
+        """Time in us of `blocks` tiles that an SM computes at once."""
         size = blocks * c.tile_m * c.tile_n
         stores = _C["store"] * 4 * size * multiprocessors("sm_90a") / _C["dram_bytes"]
         us = slower * size * k / _FMAS / _C["cycles"] / _rate(c, t, blocks)

@@ -71,8 +71,8 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
 
 
 def fp16_accumulate_task(task: GemmTask) -> GemmTask:
-    """`task` with FP16 accumulators.  These are rare, so only K-major operands are read by
-    vectors."""
+    """`task` with FP16 accumulators.  These are rare: only K-major operands are read by vectors, so
+    that there are fewer variants."""
     k_major = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
     layout = K_MAJOR if k_major else STRIDED
     return replace(task, fp16_accumulate=True, layout_a=layout, layout_b=layout)
@@ -99,8 +99,8 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
 def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
     """The legal configs, the preferred one first.
 
-    The number of SMs can change the tile, since all tiles give the same bits, but not the splits of
-    k.
+    The device's number of SMs may change the tile, because all tiles give the same bits.  It must
+    not change split-K, which changes the order of accumulation.
     """
     if task.a == dtypes.float32:
         return float32_heuristic.configs(task, device)
@@ -191,7 +191,7 @@ def task_of(product: Product) -> GemmTask:
 
 
 def streams(target: Target, product: Product) -> bool:
-    """Whether a skinny GEMM computes `product` with its operands as they are."""
+    """Whether `product`, with its operands as they are in memory, runs as a skinny GEMM."""
     return isinstance(FAMILY.config(task_of(product), target), SkinnyGemmConfig)
 
 
@@ -289,7 +289,7 @@ def _portable_plan(
     if p.formula is not None:
         fill_formula(params["expression"], p)
     struct = target.by_value(params)
-    # The logits kernel does not take the result, the parts kernel no groups.
+    # The logits kernel does not take the result, the parts kernel no NVFP4 scales.
     without: tuple[str, ...] = ("out",) if p.kernel == "dequant_softmax" else ()
     without = GROUPS if isinstance(config, PartsGemmConfig) else without
     places = tuple(i for i, name in enumerate(p.array_names) if name not in without)

@@ -161,7 +161,7 @@ def make_task(
 
 
 def _tma_walks(x: Matrix, layout: int, mn: int, k: int) -> bool:
-    """Whether TMA can walk x (mn, k), whose layout layout_of returned: sizes and strides fit."""
+    """Whether sizes and strides of x (mn, k) are within TMA's limits.  layout: from layout_of."""
     step = x.row if layout == K_MAJOR else x.col
     most = max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize
     return max(mn, k) < 2**31 and most < 2**40

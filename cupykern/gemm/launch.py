@@ -48,8 +48,8 @@ def run_step(
 ) -> Any:
     """`run` for a product that is one step of a call with several launches.
 
-    key: the key of plans.find with the step's name.  A later call with an equal key reuses the plan
-    of the first one.  None if that key's array layouts and alignment do not determine the operands.
+    key: the key of plans.find together with the step's name; later calls with an equal key reuse
+    the plan.  None: nothing is reused, because the call's arrays do not determine the step's.
     """
     known = plans.recall(key)
     if known is not None:
@@ -119,7 +119,8 @@ def run(
         complete = fields.pop("complete", None)
         k = arrays["a"].shape[-1] if k is None else k
         for name, found in reversed(matrices.items()):  # b before a
-            # Rare: a stride of partial elements, or, with an NVFP4 b, an a that needs a copy.
+            # Rare: strides that are not multiples of the itemsize, or an a that needs a copy
+            # because b is NVFP4.
             if found is None or (
                 name == "a" and product.must_be_copied(found, matrices["b"], k, shape[-2])
             ):
@@ -180,7 +181,7 @@ def run(
 
 
 def _fill_rows(formula: Formula | None, others: list[Any]) -> None:
-    """Fill the row reductions among `others` with their identities: the rows have no columns."""
+    """Fill the row reductions among `others` with their identities, for rows without columns."""
     if formula is None or not others:
         return
     first = len(formula.operands) - len(others)

@@ -24,7 +24,8 @@ NORMALIZE_LOGITS = Variant("normalize_logits", (), (), _THREADS)
 
 
 def fill_logits(params: np.ndarray, product: Product) -> None:
-    """Fill the zeroed field `epilogue` of params, which stores the logits."""
+    """Fill the zeroed field `epilogue` of a kernel's params.  The epilogue stores the logits, or
+    exponentials to the result."""
     p = product
     fill_epilogue(params["epilogue"], p._replace(out=p.out if p.logits is None else p.logits))
 
@@ -48,7 +49,7 @@ class NormalizedPlan(NamedTuple):
 
 
 def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPlan:
-    """plan: computes `product`'s logits and statistics."""
+    """The plan of dequant_softmax.  plan: of the launch that stores logits and statistics."""
     p = product
     logits = p.out if p.logits is None else p.logits
     params = zeros("logits/normalize.cuh", "NormalizeParams")

@@ -22,7 +22,7 @@ from .sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 
 
 class LogitsPlan(NamedTuple):
-    """The launches of a call whose operands need no copies."""
+    """A cached call of dequant_softmax, whose operands need no copies."""
 
     target: Target
     product: Any
@@ -65,8 +65,9 @@ class LogitsPlan(NamedTuple):
 def memory_of(
     target: Target, config: AnyConfig, y: Array, place: Matrix, bias: Array | None
 ) -> tuple[LogitsMemory, Matrix | None, int]:
-    """(the call's workspace, the matrix of stored logits or None, sets of columns with statistics).
+    """(the call's workspace, the matrix of the stored logits, number of column sets per row).
 
+    The matrix is None if the epilogue stores no logits.  Each set of columns has its statistics.
     place: the matrix of y.
     """
     rows, n = y.shape
@@ -80,7 +81,7 @@ def memory_of(
 
 
 def _takes_shares(y: Any, bias: Array | None) -> bool:
-    """Whether Hopper's epilogue can write exponentials to a 16-bit y instead of storing logits."""
+    """Whether Hopper's epilogue can store exponentials to y, 16-bit, in place of FP32 logits."""
     place = product.matrix(y, ())
     of_cols = bias is None or is_row(bias)
     return of_cols and place is not None and tma_stores(place, *y.shape)

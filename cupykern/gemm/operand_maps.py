@@ -46,8 +46,11 @@ def operand_map(
     tile_mn: int,
     tile_k: int,
 ) -> MapPlan:
-    """The map with the boxes that StageOperand (gemm/stage_operand.cuh) loads, of a slice of
-    tile_mn."""
+    """The tensor map of an operand (mn, k).
+
+    Its boxes are those that StageOperand (gemm/stage_operand.cuh) loads, for a slice of tile_mn
+    rows of a or columns of b.  mn_step, k_step: strides in elements.
+    """
     if x.dtype == FP4:
         x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
     box_row = min(SWIZZLE_BYTES // x.dtype.itemsize, tile_k if layout == K_MAJOR else tile_mn)
@@ -57,8 +60,11 @@ def operand_map(
 
 
 def edge_map(whole: MapPlan, layout: int) -> MapPlan | None:
-    """The map of a K-major operand whose boxes have only the last rows, in groups of 8, which do
-    not fill a box of `whole`; None if they do (StageOperand::map)."""
+    """The tensor map for the last rows of a K-major operand if they do not fill a box of `whole`.
+
+    Its boxes have only these rows, rounded up to a multiple of 8, so that TMA transfers less.  None
+    for MN-major operands, and if the last rows fill a box (StageOperand::map).
+    """
     rows = -(-(whole.shape[1] % whole.box[1]) // 8) * 8
     return whole._replace(box=(1, rows, whole.box[2])) if layout == K_MAJOR and rows else None
 

@@ -21,9 +21,10 @@ _PROMOTED_K = 32  # mainloop_parts.cuh: kPromoteK
 
 @config_class
 class PartsGemmConfig:
-    """The product of two FP32 operands' 16-bit parts by the portable mainloop; see SplitFloat32.
+    """The product of the 16-bit parts of two FP32 operands by the portable mainloop; see
+    SplitFloat32.
 
-    tile: its stages hold all parts of both operands.
+    tile: the portable mainloop's tile; here a stage holds all parts of both operands.
     """
 
     parts: AnyParts

@@ -35,8 +35,8 @@ def _tiles(
 
     On sm_90a, operands that Hopper's mainloops support are read by scalar loads, like strided ones:
     they get here only if TMA cannot load them.  Exceptions are products with split-K
-    (sm90_heuristic.is_profitable) and logits, whose many columns several small blocks per SM
-    stream.
+    (sm90_heuristic.is_profitable), and dequant_softmax, whose many columns are read by several
+    small blocks per SM.
 
     Architectures without measurements have no 16-row tiles: reading b hides the cost of the idle
     rows of a 64-row tile.  They read rare cases by scalar loads.
@@ -116,7 +116,7 @@ def _tiles(
 def _dual_tiles(
     arch: str, a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool
 ) -> tuple[GemmConfig, ...]:
-    """`_tiles` for two products: a block has tile_n columns of each."""
+    """`_tiles` for dual GEMMs: a block computes tile_n columns of each product."""
     gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
     large_shared = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3
@@ -177,10 +177,11 @@ def _fills(tile: GemmConfig, task: GemmTask) -> bool:
 
 
 def split(tile: GemmConfig, task: GemmTask, arch: str) -> GemmConfig:
-    """`tile` with splits of at least 512 of k, as many as multiprocessors have blocks for.
+    """`tile` with split-K if its tiles are too few: as many splits as the multiprocessors have
+    room for, each of at least 512 of k.
 
-    A multiprocessor has one block, or two of 64 rows, with which (64, 8192, 8192) of FP16 by E4M3
-    takes 50 us instead of 58 (H200).
+    A multiprocessor counts one block, or two of 64 rows.  With two, (64, 8192, 8192) of FP16 by
+    E4M3 takes 50 us instead of 58 (H200).
     """
     tiles = task.batch * math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
     blocks = multiprocessors(arch) * (2 if tile.tile_m == 64 else 1)

@@ -23,14 +23,17 @@ MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
 _NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
 # Contiguous along k, along m or n, or neither.  gemm/mainloop_portable.cuh: Layout
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
-BLOCK = 128  # scale block along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
+BLOCK = 128  # scale block along k and n; gemm/work_tile.cuh: kScaleBlock
 ALIGNMENT = 16  # bytes of an asynchronous copy
 
 
 class Activation(NamedTuple):
-    """code: of gemm/epilogue/linear_combination.cuh: Activation.  slow: takes many instructions.
+    """An activation of the epilogue.
 
-    halves: the kernels that store 16-bit results by TMA take half its argument, so of alpha.
+    code: its number in gemm/epilogue/linear_combination.cuh: Activation.
+    slow: it takes many instructions.
+    halves: kernels that store 16-bit results by TMA compute it from half its argument, and so take
+        half of alpha and of the bias.
     """
 
     code: int
@@ -45,7 +48,7 @@ ACTIVATIONS: dict[str | None, Activation] = {
     "gelu_tanh": Activation(3),
     "silu": Activation(4),
 }
-"""A new one is a line here, one in reference/activations.py, and a line of the kernels'."""
+"""A new activation is a line here, one in reference/activations.py, and one in the kernels."""
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
@@ -81,7 +84,7 @@ class Matrix(NamedTuple):
     """A batch of matrices in a plan: strides in elements, 0 along dims of size 1.
 
     aligned: every matrix begins at a multiple of 16 bytes.
-    Two FP4 codes share a byte; strides count bytes.
+    For FP4, of which a byte holds two, strides count bytes.
     """
 
     dtype: np.dtype
@@ -113,7 +116,11 @@ def matrix(array: Array, batch: tuple[int, ...]) -> Matrix | None:
 
 
 class Groups(NamedTuple):
-    """The strides of an NVFP4 operand's scales in elements (nvfp4.cuh: GroupScales)."""
+    """The strides of an NVFP4 operand's scales, in elements (nvfp4.cuh: GroupScales).
+
+    block: from 128 rows to the next 128.  quarter: from 32 of these rows to the next 32.  row: from
+    a row to the next.  word: from four scales of a row, 64 elements of k, to the next four.
+    """
 
     batch_strides: tuple[int, ...]
     block: int
@@ -149,7 +156,8 @@ def by_vectors(
 ) -> bool:
     """Whether there are variants that read operands of these layouts by vectors.
 
-    The mainloop could also read FP32 of every layout and E5M2 with block scales by vectors.
+    The mainloops could also read FP32 of every layout, and E5M2 with block scales, by vectors; as
+    these are rare, there are no such variants.
     """
     if STRIDED in (layout_a, layout_b) or (block_scales and dtypes.float8_e5m2 in (a, b)):
         return False
@@ -161,7 +169,7 @@ def by_vectors(
 def dual_by_vectors(
     a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool = False
 ) -> bool:
-    """`by_vectors` for two products, with fewer pairs and layouts, since each is a variant."""
+    """`by_vectors` for dual GEMMs, which have fewer pairs of dtypes and layouts."""
     if layout_a != K_MAJOR or not by_vectors(a, b, layout_a, layout_b, block_scales):
         return False
     if b in FLOAT16S:
@@ -172,9 +180,10 @@ def dual_by_vectors(
 
 
 def layout_of(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> int:
-    """The layout in which the mainloop could read one operand: K_MAJOR (by vectors along k),
-    MN_MAJOR (by vectors along the other dim), or STRIDED.  Vectors need alignment and positive
-    strides.
+    """The layout of one operand (mn, k): K_MAJOR if it can be read by vectors along k, MN_MAJOR if
+    along the other dim, else STRIDED.
+
+    Vectors need rows that are aligned to 16 bytes, and positive strides.
     """
     if not x.aligned or min(x.batch_strides, default=0) < 0:
         return STRIDED
@@ -206,7 +215,10 @@ def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
 
 
 def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
-    """scales: a batch of (rows, K / 16); if blocked, of (1, number of scales)."""
+    """The Groups of an operand.
+
+    scales: a batch of matrices (rows, K / 16); if blocked, of (1, number of scales).
+    """
     if blocked:
         return Groups(scales.batch_strides, -(-k // 64) * 512, 4, 16, 512)
     return Groups(scales.batch_strides, 128 * scales.row, 32 * scales.row, scales.row, 4)
@@ -237,7 +249,8 @@ class Formula(NamedTuple):
     """An expression as the epilogue.
 
     nodes: its tree.
-    operands: matrices and numbers; None stands for the array of that position in OPERANDS.
+    operands: matrices and numbers; None, until `of` is called, for the array of that name in
+        OPERANDS.
     scope: "epilogue", or "gate" for two products.
     roots: the nodes of the results, if there are several.  Then `operands` ends with the results
         after the first; row reductions are FP32 (..., M, 1).
@@ -359,7 +372,10 @@ class Product(NamedTuple):
 def merge_batch(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Merge the batch into the fewest dims: (size, strides of each operand), innermost first."""
+    """Merge batch dims into the fewest: (size, stride of each operand) of each, innermost first.
+
+    sizes: of the batch dims.  strides: of each operand along these dims.
+    """
     dims: list[tuple[int, tuple[int, ...]]] = []
     for size, *steps in reversed(list(zip(sizes, *strides, strict=True))):
         if size == 1:
@@ -409,8 +425,11 @@ def fill_operand(
 
 
 def fill_block_scales(params: np.ndarray, p: Product) -> None:
-    """params: a kernel's struct with block_scales_a and block_scales_b (for a dual GEMM, an array
-    of two)."""
+    """Fill the strides of block scales.
+
+    params: a kernel's struct with block_scales_a and block_scales_b (for dual GEMMs an array of
+    two).
+    """
     scales = {"a": (p.scale_a,), "b": (p.scale_b, p.scale_b2)[: params["block_scales_b"].size]}
     for name, of_operand in scales.items() if p.block_scales else ():
         places = np.atleast_1d(params[f"block_scales_{name}"])

@@ -28,11 +28,11 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 @config_class
 class NvFp4Config:
-    """Blocks that loop over groups of 16 elements.
+    """A persistent grid whose blocks loop over groups of 16 elements, in two passes.
 
-    num_threads: threads per block.  num_blocks: most blocks per multiprocessor.
+    num_threads: threads per block.  num_blocks: the most blocks per multiprocessor.
     at_once: groups that a thread loads before it computes.
-    cached_groups: groups that a thread keeps in shared memory from one pass to the other; a
+    cached_groups: groups that a thread keeps in shared memory from the first pass to the second; a
         multiple of at_once.
     """
 

@@ -44,7 +44,7 @@ MERGES = tuple(map(merge_variant, REDUCTIONS))
 
 
 def slice_columns(config: Any) -> int:
-    """Columns of a slice, which depend on the kernel that evaluates the formula."""
+    """Columns of a slice, each of which has a partial; set by the kernel of `config`."""
     if isinstance(config, DecodeFirst):
         config = config.config
     if isinstance(config, GemmConfig):
@@ -79,7 +79,10 @@ class MergedRowsPlan(NamedTuple):
 def merged_rows_plan(
     target: Target, product: Product, config: Any, plan_of: Callable[[Product], Any]
 ) -> MergedRowsPlan:
-    """plan_of(product): the plan of the product with partials in place of row reductions."""
+    """The plan of a product whose formula reduces rows.
+
+    plan_of: maps the Product with partials in place of row reductions to its plan.
+    """
     p, formula = product, product.formula
     assert formula is not None
     slices = math.ceil(p.n / slice_columns(config))

@@ -169,7 +169,7 @@ def _mn_major(task: GemmTask) -> bool:
 
 
 def _type_refusal(t: GemmTask) -> str | None:
-    """Because of dtypes, accumulators and formulas."""
+    """Why no skinny GEMM supports the dtypes, accumulators or formula; None if one does."""
     if t.kernel not in _KERNELS or t.precision not in ("float32", "fma"):
         return "a skinny GEMM is a product or a dual GEMM, of FP32 by multiply-adds"
     if t.formula is not None and (is_misaligned(t) or t.a == dtypes.float32):
@@ -184,7 +184,7 @@ def _type_refusal(t: GemmTask) -> str | None:
 
 
 def _layout_refusal(t: GemmTask) -> str | None:
-    """Because of the operands' rows in memory."""
+    """Why no skinny GEMM can read the operands' rows; None if one can."""
     if t.kernel == "dual_gemm" and (t.layout_b != K_MAJOR or t.a == dtypes.float32):
         return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
@@ -229,8 +229,8 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     task, rows = task.a_decoded, 8 if halves else ROWS
     most = 3 if task.b == FP4 else 4  # NVFP4, 1 x 28672 x 8192: 47.1 us, with 4 48.4
     if few_16_bit:
-        # An SM holds two blocks.  1 x 6144 x 4096 fills 3/4 of the places with 32 columns per
-        # block: 15.5 us; 13.6 with 16.  1 x 8192 x 8192 fills all: 34.8 us with 32, 40.0 with 16.
+        # An SM holds two blocks.  With 32 columns per block, 1 x 6144 x 4096 fills 3/4 of the SMs'
+        # room: 15.5 us; 13.6 with 16.  1 x 8192 x 8192 fills it: 34.8 us with 32, 40.0 with 16.
         tile_n = 32 if task.products > 1 or math.ceil(task.n / 32) > 1.6 * sms else 16
         most = 6
     tile_n //= task.products
@@ -289,7 +289,7 @@ class SkinnyGemmPlan(NamedTuple):
 def skinny_gemm_plan(
     target: Target, product: Product, task: GemmTask, config: SkinnyGemmConfig
 ) -> SkinnyGemmPlan:
-    """product: its task is one that `refusal` accepts; an NVFP4 a is already decoded."""
+    """The plan of `product`, whose `task` `config` accepts; an NVFP4 a is already decoded."""
     variant, shared = config.variant(task), config.shared_bytes(task)
     if config.swap_ab:
         product, task = product.swapped, task.swapped

@@ -20,13 +20,16 @@ from .sm90_plan import PLACES, Sm90Plan, mapped_launch
 
 
 def skinny_blocks(n: int, target: Target) -> int:
-    """Number of blocks that share n columns of logits.  Their numbers of sets of SET_COLUMNS differ
-    by at most one."""
+    """Number of blocks that share n columns of logits: at most one per multiprocessor.
+
+    Blocks get sets of SET_COLUMNS columns; their numbers of sets differ by at most one.
+    """
     return min(math.ceil(n / SET_COLUMNS), target.multiprocessors)
 
 
 def _rows(m: int) -> int:
-    """Rows of a in a box.  TMA takes as long for rows beyond m as for others, so skip them."""
+    """Rows of a in a TMA box: 8 suffice for m <= 8.  TMA takes as long for rows beyond m as for
+    others."""
     return 8 if m <= 8 else 16
 
 

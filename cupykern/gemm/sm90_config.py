@@ -206,7 +206,7 @@ class Sm90Config:
         return 64
 
     def most_accumulators(self, task: GemmTask) -> int:
-        """Accumulators that a warpgroup's registers hold, in columns of 64 rows."""
+        """The most accumulators of a warpgroup that fit its registers, in columns of 64 rows."""
         return 256
 
     def tile_refusal(self, task: GemmTask) -> str | None:

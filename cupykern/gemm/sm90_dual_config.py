@@ -59,7 +59,7 @@ class GatedEpilogue(Sm90Config):
 
 
 class SameOperands(GatedEpilogue):
-    """wgmma reads both operands from shared memory."""
+    """Dual GEMMs whose a and b have one width, so that wgmma reads both from shared memory."""
 
     def column_unit(self, task: GemmTask) -> int:
         return 64 if task.layout_b == MN_MAJOR else 32
@@ -79,7 +79,7 @@ class SameOperands(GatedEpilogue):
 
 @config_class
 class Sm90DualGemmConfig(SS, SameOperands):
-    """16-bit operands."""
+    """Two 16-bit operands (MainloopSm90SS)."""
 
     consumers = (1, 2)
 
@@ -93,7 +93,7 @@ class Sm90DualGemmConfig(SS, SameOperands):
 
 @config_class
 class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
-    """FP8 operands, tile_k = 128.  One warpgroup suffices for up to 64 rows."""
+    """Two FP8 operands, tile_k = 128 (MainloopSm90SSFp8).  Up to 64 rows need one warpgroup."""
 
     consumers = (1, 2, 3)
     tile_m: int

@@ -21,8 +21,11 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
 
 
 def loaded_operand(product: Product, swap_ab: bool) -> tuple[int, Matrix] | None:
-    """The formula's operand that TMA loads to the staging, as TMA_RESIDUAL loads a residual, and
-    its number (gemm/epilogue/expression.cuh: kLoaded): the first matrix of 16 bits.  None: none."""
+    """(number, matrix) of the formula's operand that TMA loads as it loads a residual: the first
+    16-bit matrix that varies along rows and columns (gemm/epilogue/expression.cuh: kLoaded).
+
+    None if there is none, or if TMA cannot load it.
+    """
     p = product
     if p.formula is None or p.kernel != "gemm" or swap_ab or p.batch:
         return None
@@ -59,10 +62,10 @@ def fits_tma_store_decoded(product: Product) -> bool:
 
 
 def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
-    """Whether the TMA_RESIDUAL epilogue, in kernels with General, can compute `product`.
+    """Whether the TMA_RESIDUAL epilogue, which is part of the General kernels, fits `product`.
 
-    With a residual, of the result's dtype; without one, an FP32 result, or a 16-bit result of
-    16-bit operands with scales or of parts.
+    It takes a residual of the result's dtype.  Without a residual, it stores FP32 results, and
+    16-bit results of 16-bit operands with scales and of parts of FP32 operands.
     """
     p, scaled = product, _has_scalar_scales(product)
     if p.residual is None:
@@ -76,7 +79,7 @@ def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
 
 
 def _has_scalar_scales(p: Product) -> bool:
-    """Whether 16-bit operands have scales; theirs are always of all elements."""
+    """Whether 16-bit operands have scales, which are per tensor."""
     return p.b.dtype.itemsize > 1 and (p.scale_a, p.scale_b) != (None, None)
 
 
@@ -86,6 +89,8 @@ def _are_parts(p: Product) -> bool:
 
 
 def _is_short(p: Product, swap_ab: bool) -> bool:
+    """Whether the epilogues that store by TMA support alpha beside the scales, the bias (only per
+    column) and the activation (only with a 16-bit a)."""
     scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
     return (
         # alpha takes the place of a scale, or stands alone.
@@ -97,5 +102,5 @@ def _is_short(p: Product, swap_ab: bool) -> bool:
 
 
 def _is_halved_exactly(p: Product) -> bool:
-    """Whether half of the factor in alpha's place is exact in FP32."""
+    """Whether half of the factor applied as alpha is exact in FP32; False for a scale in memory."""
     return not _has_scalar_scales(p) and (p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)

@@ -70,7 +70,7 @@ class MatmulEpilogue(Sm90Config):
         overlaps = self._is_tma_store(task) and fits
         if not (overlaps and k_major) or task.a == dtypes.int8:
             return 64
-        return 16 if task.a in FP8 and not self.swap_ab else 8  # StoreTma: kept
+        return 16 if task.a in FP8 and not self.swap_ab else 8  # 16: gemm/epilogue/store_tma.cuh
 
 
 @config_class
@@ -136,7 +136,7 @@ class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
 class Sm90PartsGemmConfig(SS, MatmulEpilogue):
     """The 16-bit parts of two FP32 operands (MainloopSm90SSParts); see SplitFloat32.
 
-    stages: each holds one part of both operands.
+    stages: a multiple of the number of parts; a stage holds one part of each operand.
     """
 
     parts: AnyParts

@@ -47,13 +47,15 @@ _ACCUMULATORS = 128 * 256  # tile size that the activation's us refers to
 
 @dataclass(frozen=True)
 class Tile:
-    """A config and the time of its tile on one SM: us for k = 4096, and tile_us for any k.
+    """A config and the times of its tile on one SM.
 
-    tile_us: None if it is not known apart from `us`; then _slices_k decides about sliced-K.
+    us: the mainloop's time for k = 4096.
+    tile_us: the time of prologue and epilogue, for any k.  None if it is not known apart from `us`;
+        then _slices_k decides about sliced-K.
     epilogues: the tasks' epilogues for which it can be chosen.
     rows: the file's rows of these times ("16-bit[0]") and their shares; two if interpolated.
-    on_call: one of many widths, compiled when it is chosen; of most families the widest is compiled
-        ahead.
+    on_call: it is one of many widths, and compiled only when it is chosen; of most families the
+        widest is compiled ahead.
     cold_us: added once for the general epilogue, whose code is fetched from memory.
     """
 
@@ -134,6 +136,7 @@ def _decoded_first(name: str) -> tuple[Tile, ...]:
 
 
 def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
+    """The tiles of a task's tables; for an NVFP4 b also those of 16-bit operands decoded first."""
     own = tuple(tile for name in tables_of(task) for tile in table(name))
     if task.kernel != "gemm" or task.b != FP4:
         return own
@@ -269,7 +272,7 @@ def _accumulation(config: Sm90Config | SkinnyLogitsConfig) -> tuple[bool, int]:
 
 
 def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
-    """The fastest split-K config with a workspace, if it is faster than `whole` us; else none.
+    """The fastest split-K config with a workspace if it is faster than `whole`, the us without it.
 
     Tiles times splits do not exceed the SMs.  FP32 partial accumulators need the general epilogue.
     """
@@ -306,9 +309,11 @@ def _slices_k(task: GemmTask) -> bool:
 
 
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
-    """Whether `tile` has the task's epilogue.  Each kernel has one.  The general one is rarer and
-    slower, so few configs have it: ping-pong, which hides it, and one for few rows.  A formula has
-    variants of its own, of every config."""
+    """Whether `tile` has the task's epilogue.
+
+    Each kernel has one epilogue.  The general one is rarer and slower, so few configs have it:
+    ping-pong, which hides it, and one for few rows.  Every config has variants for formulas.
+    """
     if isinstance(tile.config, DecodeFirst):
         task = tile.config.decoded(task)
     if task.formula is not None:
@@ -327,8 +332,11 @@ def _num_tiles(tile: Tile, task: GemmTask) -> int:
 def estimate(
     tile: Tile, task: GemmTask, blocks: int, splits: int = 1, constants: Mapping[str, Any] = _C
 ) -> float:
-    """Estimated us until the busiest of `blocks` blocks is done; with splits > 1, of a
-    SplitKWorkspace with its reduction.  Linear in the tile's times and the constants."""
+    """Estimated us until the busiest of `blocks` SMs is done.
+
+    splits > 1: of a SplitKWorkspace, its reduction included.  The estimate is linear in the tile's
+    times and the constants, so that tools/fit.py can fit them.
+    """
     if splits > 1:
         first = estimate(
             tile,
@@ -375,8 +383,11 @@ def estimate(
 
 
 def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> bool:
-    """Whether `best` is faster than `portable`, a config that reads by vectors.  In general: if the
-    task is modelled (then some configs suit few tiles) or its tiles occupy half of the SMs."""
+    """Whether `best` is faster than `portable`, a config that reads by vectors.
+
+    It mostly is if the task is modelled (then some configs suit few tiles), or if its tiles occupy
+    at least half of the SMs.
+    """
     if isinstance(best, SplitKWorkspace):  # replaces the portable mainloop's split-K
         return True
     if task.kernel == "gemm" and task.b == FP4:

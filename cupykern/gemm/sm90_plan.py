@@ -84,8 +84,12 @@ def mapped_launch(
     params: Any,
     mapped: Sequence[int],
 ) -> Sm90Plan:
-    """sizes: blocks, and bytes of shared memory per block.  places: an entry of PLACES.  mapped:
-    indices of the maps' arrays."""
+    """The plan of a kernel whose first arguments are tensor maps.
+
+    sizes: blocks, and bytes of shared memory per block.  maps: None for an empty map.
+    mapped: indices in product.ARRAYS of the arrays that the maps describe.
+    places: indices of the arrays that follow them (PLACES).  params: the last argument.
+    """
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         others = [arrays[i] for i in places]

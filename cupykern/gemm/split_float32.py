@@ -127,7 +127,7 @@ def _split_bytes(stages: int) -> int:
 
 
 def flagged_config(arch: str) -> FmaGemmConfig:
-    """The config of the last launch."""
+    """The config of the last launch, which recomputes flagged tiles by multiply-adds."""
     return _FLAGGED if arch in ("sm_90a", "host") else _FLAGGED_ELSEWHERE
 
 
@@ -156,7 +156,8 @@ class _Split(NamedTuple):
 
 
 class PartsPlan(NamedTuple):
-    """The launches: one or two that split, the product of the parts, and the last one."""
+    """The launches: one or two that split the operands, the product of the parts, and one that
+    recomputes flagged tiles."""
 
     splits: tuple[tuple[int, Repeated], ...]  # (first index in `lossy` that it writes, launch)
     sizes: tuple[tuple[int, int], tuple[int, int]]  # elements of parts and scales, for a and b
@@ -187,7 +188,10 @@ def parts_plan(
     config: SplitFloat32,
     plan_of: Callable[[Product], Any],
 ) -> PartsPlan:
-    """plan_of(product): the plan of the product of the parts."""
+    """The plan of a product of FP32 operands by their parts.
+
+    plan_of: maps the Product of the parts to its plan.
+    """
     p, kind, counts = product, config.config.parts, config.counts
     filled = zeros("gemm/split_float32.cuh", "SplitParams")["operands"]
     operands = zip(filled, (p.a, transposed(p.b)), (p.m, p.n), counts, strict=True)

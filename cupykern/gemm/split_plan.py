@@ -89,7 +89,7 @@ class SplitKWorkspace:
 
 
 class SplitPlan(NamedTuple):
-    """The launch that stores the splits to a workspace, and the one that adds them."""
+    """A launch that stores partial accumulators to a workspace, and one that adds them."""
 
     splits: Any
     partial_size: int
@@ -116,7 +116,10 @@ def _elements(x: Matrix, k: int) -> int:
 
 
 def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> SplitPlan:
-    """plan_of(product): the plan of the splits."""
+    """The plan of split-K with a workspace.
+
+    plan_of: maps the Product of the splits, a batch of partial accumulators, to its plan.
+    """
     p, depth = product, product.k // splits
 
     def groups_of(groups: Groups | None) -> Groups | None:
@@ -142,10 +145,10 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
 
 
 def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
-    """The plan of a formula of FP32 operands, whose kernels have none: they store the accumulators,
-    and a second launch evaluates the formula.
+    """The plan of a product of FP32 operands with a formula.
 
-    plan_of(product): the plan of the accumulators.
+    FP32 kernels evaluate no formulas: they store the accumulators, and a second launch evaluates
+    the formula.  plan_of: maps the Product without the formula to its plan.
     """
     p, pitch = product, partials_pitch(product.n)
     steps = [p.m * pitch * math.prod(p.batch[i + 1 :]) for i in range(len(p.batch))]
@@ -155,7 +158,10 @@ def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
 
 
 def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any) -> SplitPlan:
-    """splits: the plan that stores the partial accumulators."""
+    """The plan that adds `num_splits` partial accumulators and applies `product`'s epilogue.
+
+    splits: the plan that stores the partial accumulators.
+    """
     p = product
     struct, variant = ("reduce_split_k.cu", "SplitKParams"), REDUCE_SPLIT_K
     names: tuple[str, ...] = ("out", "bias", "residual", "scale_a", "scale_b")

@@ -198,7 +198,7 @@ class _Running:
     Memory of torch's allocator stays valid in torch's CUDA graphs, which have private pools, and
     there is one pool of free memory instead of two.
 
-    others: some arrays can be CuPy's own; the two streams then wait for each other.
+    others: some arguments may be CuPy arrays; torch's and CuPy's streams then wait for each other.
     """
 
     def __init__(self, device_id: int, others: bool):

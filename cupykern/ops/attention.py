@@ -277,8 +277,11 @@ def attention(
 def kept_attention(
     q: Array, k: Array, v: Array, *, scale: Factor | None = None, softcap: Factor | None = None
 ) -> Callable[..., None] | None:
-    """The cached launch(places, q, k, v, out, lse) of `attention` with these arguments and
-    return_lse=True, or None.  places: a key that determines the arrays' addresses."""
+    """A function launch(places, q, k, v, out, lse) that repeats the cached call of `attention` with
+    these arguments and return_lse=True; None if no such call is cached.
+
+    places: a hashable key; equal keys mean equal addresses of all arrays.
+    """
     call = ("attention", False, None, None, scale, "bhsd", "float32", True, False, "flash", None,
             None, None, softcap)  # fmt: skip
     known = plans.find(call, None, q, k, v, None)[1]
@@ -297,8 +300,10 @@ def kept_attention(
 def _simplified(
     options: ScoreOptions, offset: int | None, general: bool, sq: int, sk: int
 ) -> tuple[ScoreOptions, int | None]:
-    """(options, offset).  Reduce windows that a plain variant handles to causal or full attention:
-    no options and the causal offset, None for full.  general: a general variant is needed anyway.
+    """Return (options, offset) for the fastest variant that computes the window.
+
+    A window that amounts to causal or full attention becomes no options, with the causal offset, or
+    None for full attention.  general: the call needs a general variant in any case.
     """
     position = offset or 0
     if options.left >= sq - 1 + position:  # the last query sees the first key
@@ -328,12 +333,15 @@ def scaled_dot_product_attention(
     >>> cupykern.scaled_dot_product_attention(q, q, q, is_causal=True).shape
     (1, 2, 16, 64)
 
-    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv); Hkv = H without
-        enable_gqa.
-    attn_mask: a bool array (True = keep), or a bias added to the scores; must be None if is_causal.
+    query: (B, H, Sq, D), float16 or bfloat16.
+    key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), of query's dtype; Hkv = H without enable_gqa.
+    attn_mask: a bool array (True = keep), or a float16, bfloat16 or float32 bias that is added to
+        the scaled scores; broadcasts to (B, H, Sq, Sk).  Must be None if is_causal.
     dropout_p: must be 0.
-    is_causal: query i sees keys j <= i, like in torch also if Sq != Sk ("top_left").
+    is_causal: query i sees keys j <= i, as in torch also if Sq != Sk ("top_left").
     scale: factor of the scores; None: 1 / sqrt(D).
+
+    Returns (B, H, Sq, Dv) of query's dtype.
 
     Raises NotImplementedError if dropout_p is not 0, ValueError for unequal numbers of heads
     without enable_gqa and for attn_mask with is_causal, and the errors of `attention`.

@@ -135,7 +135,7 @@ def attention_varlen(
     Offsets, lengths and block tables in numpy arrays are checked: offsets must rise from 0 to the
     number of rows, sequences must not exceed their limits, and a table is checked up to each
     length.  cupy arrays are not read on the host: the kernel clamps offsets to [0, rows], lengths
-    to the limits, and page numbers to [0, num_pages).  Rows of no sequence are not written.
+    to the limits, and page numbers to [0, num_pages).  Rows that no sequence has are not written.
     Accuracy, masked keys and strides as for `attention`.
 
     Raises the errors of `attention`, and ValueError for offsets, lengths and pages that fail the
@@ -249,11 +249,13 @@ def attention_varlen(
 
 
 class _Keys(NamedTuple):
-    """Keys and values, checked.
+    """Checked keys and values.
 
-    k, v: (1, Hkv, total_k, D), or pages (num_pages, Hkv, page, D).  longest: limit of a sequence's
-    number of keys.  total: rows of k; for pages the most keys of a sequence.  steering: offsets, or
-    lengths and block table, by name.  scales: of 8-bit pages, numbers or arrays as "hnd".
+    k, v: (1, Hkv, total_k, D), or pages (num_pages, Hkv, page, D).
+    longest: upper limit of a sequence's number of keys.
+    total: rows of k; for pages the capacity of a row of the block table.
+    steering: the integer arrays by name: offsets, or lengths and block table.
+    scales: those of 8-bit pages, as numbers or arrays in "hnd" order.
     """
 
     k: Array
@@ -268,7 +270,7 @@ class _Keys(NamedTuple):
 def _scales(
     q: Array, k: Array, keys: _Keys, k_scale: Factor | None, v_scale: Factor | None, layout: str
 ) -> tuple[Any, Any] | None:
-    """The value of _Keys.scales.  Raises TypeError and ValueError."""
+    """Check the scales and return the value of _Keys.scales.  Raises TypeError and ValueError."""
     cache = None if keys.pages is None else k
     found = check_scales(q, cache, keys.k.shape[1], k_scale, v_scale, "of tokens")
     return None if keys.k.dtype == q.dtype else as_hnd(*found, layout)

@@ -70,18 +70,18 @@ def cascade_attention(
 
     Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
 
-    The call makes three calls.  The queries of all sequences become the rows of one problem over
-    the shared keys: `decode_attention` for B Sq <= 64, else `attention`.  `decode_attention` reads
-    the own keys.  `merge_attention` merges both results, each rounded to q's dtype before.  The
-    shared keys are read once for all sequences, not once per sequence.
+    This op runs three others.  The queries of all sequences become the rows of one problem over the
+    shared keys: `decode_attention` for B Sq <= 64, else `attention`.  `decode_attention` computes
+    the own keys.  `merge_attention` merges the two results, which are rounded to q's dtype first.
+    So the shared keys are read once for all sequences, not once per sequence.
 
     Unlike in `decode_attention`, the last bits may depend on the number of sequences: the order of
     summation over the shared keys depends on the number of rows.  q is copied if B and Sq exceed 1
     and its memory order is not (B, Sq, H, D), the order that `rope_and_cache` writes.  The host
     reads only seq_lens and block_table in numpy arrays, which are checked.
 
-    For windows, ALiBi, formulas and sinks, make the three calls directly.  NaN, infinities and
-    strides as for these calls; a query that sees no key gives zeros and lse -inf.
+    For windows, ALiBi, formulas and sinks, call the three ops directly.  NaN, infinities and
+    strides as for these ops; a query that sees no key gives zeros and lse -inf.
 
     Raises the errors of `decode_attention`, and ValueError for shared keys that do not fit the
     caches.

@@ -61,9 +61,11 @@ def dequant_softmax(
     registers: the epilogue stores exponentials relative to the maximum of 64 columns, and the
     second launch rescales them.
 
-    A row whose logits hold NaN or +inf, or only -inf, gives NaN.  a and bias are copied if their
-    batch and row dims do not merge to one; the result is copied to an `out` whose dims do not.  a
-    and w are also copied where `matmul` copies operands.
+    Returns (..., M, N).  A row whose logits hold NaN or +inf, or only -inf, gives NaN.
+
+    a and bias are copied if their batch and row dims do not merge into one; with such an `out` the
+    result is computed elsewhere and copied into it.  a and w are also copied where `matmul` copies
+    operands.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices) and
     NotImplementedError (float64).  Error bound: `reference.dequant_softmax_bound`.
@@ -291,7 +293,7 @@ def _task(problem: LogitsProblem) -> GemmTask:
 def _sample(
     call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Array, ...]]:
-    """Sample rows of a: from the first and the last tile, and seeded ones."""
+    """Sample rows of a: the first, the last and seeded ones."""
     a, w, scale = call.args
     keep = max(4, max_elements // max(w.shape[1], 1))
     if a.ndim != 2 or keep >= a.shape[0]:

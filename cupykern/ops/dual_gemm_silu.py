@@ -68,17 +68,18 @@ def dual_gemm_silu(
         dtypes included.
     out: array to write into, of the result's shape and dtype; must not overlap an operand.
     precision: of float32 operands, as for `matmul`.
-    config: a GemmConfig or one of Hopper's dual GEMM configs; for float32 operands a config of
-        `matmul`, used for both products.  None: the default one.
+    config: a GemmConfig, a SkinnyGemmConfig or one of Hopper's dual GEMM configs; for float32
+        operands a config of `matmul`, used for both products.  None: the tuned one, else the
+        estimated fastest.
     epilogue: another gate in place of silu(acc1) * acc2, with policy "fp32": a formula of acc1 and
         acc2, the scaled products of b1 and b2; see `expression`, kind "gate".  A tuple gives
         several results, as for `matmul`.
     operands: named operands of the formula, at most 7, as for `matmul`.
 
-    Neither product is written to memory: a block computes the same tile of both.  Accumulators are
-    FP32, for int8 exact int32.  Layouts and copies as for `scaled_mm`; b1 and b2 of different
-    layouts are read by scalar loads.  float32 operands take no scales and only policy "fp32"; they
-    run as two products, the second with the gate as its epilogue.
+    Returns (..., M, N).  Neither product is written to memory: a block computes the same tile of
+    both.  Accumulators are FP32, for int8 exact int32.  Layouts and copies as for `scaled_mm`; b1
+    and b2 of different layouts are read by scalar loads.  float32 operands take no scales and only
+    policy "fp32"; they run as two products, the second with the gate as its epilogue.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, policy, config, devices),
     NotImplementedError (float64), SyntaxError and NameError (epilogue).  Error bound:
@@ -173,7 +174,10 @@ def _of_float32(
     precision: str,
     more: tuple[np.dtype, ...],
 ) -> Any:
-    """Run two products: no FP32 kernel holds the accumulators of both."""
+    """Run two products, because no kernel computes two FP32 products in one pass.
+
+    The second has the gate as its epilogue, with the first one's result as an operand.
+    """
 
     def step(name: str, operands: dict[str, Any], dtype: np.dtype, to: Any, **options: Any) -> Any:
         own_key = None if key is None else (key, name)

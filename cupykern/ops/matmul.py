@@ -78,7 +78,7 @@ def matmul(
         a float16 or bfloat16, and b FP8 or int8;
         both complex64, with complex64 result, bias and residual, without activation and epilogue.
         `precision` and `config` then apply to the float32 product that computes it, of 2 K and 2 N.
-        Like in numpy, a of shape (K,) is a row and b of shape (K,) a column; the result, and arrays
+        As in numpy, a of shape (K,) is a row and b of shape (K,) a column; the result, and arrays
         that broadcast to it, lack that dim.
     bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of
         shape (N,) has one element per column.
@@ -112,17 +112,17 @@ def matmul(
         broadcast to (..., M, N).  They are converted to FP32: integers beyond 2^24 are rounded to
         nearest, booleans become 0 and 1.
 
-    Accumulators are FP32, for FP32 inputs without TF32, or exact int32 for int8 (K at most 131071).
-    The epilogue is FP32 with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
-    less than 2^31.
+    Returns (..., M, N), or a tuple if a formula has several results.  Accumulators are FP32 (see
+    `precision` and `accumulate`), or exact int32 for int8 (K at most 131071).  The epilogue is FP32
+    with one rounding at the end.  K = 0 gives the epilogue of zero; K must be less than 2^31.
 
     Operands may have any strides.  K-major or MN-major operands with rows aligned to 16 bytes are
     read by vector loads (8-bit operands and FP16 accumulators: K-major only), others by scalar
     loads.  Products of 2^24 multiplications or more first copy these others into aligned temporary
     memory; if only the alignment is wrong, products of 2^21 or more, or with K > 64.  The copy also
-    covers an MN-major a of up to 256 rows.  It is not made for misaligned 16-bit operands that
-    begin at 16 bytes if M <= 16.  Operands whose byte strides are not multiples of the itemsize are
-    always copied.
+    covers an MN-major a of up to 256 rows.  It is not made for M <= 16 if 16-bit operands begin at
+    multiples of 16 bytes and only their rows are misaligned.  Operands whose byte strides are not
+    multiples of the itemsize are always copied.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices),
     SyntaxError and NameError (epilogue) and NotImplementedError (float64, complex128, features that
@@ -171,8 +171,11 @@ def matmul(
 
 
 class Checked(NamedTuple):
-    """Values derived from legal arguments.  addends: bias and residual, broadcast to `shape`.
-    precision: its canonical name.  more: dtypes of a formula's results after the first."""
+    """What `check` derives from legal arguments.
+
+    addends: bias and residual, broadcast to `shape`, or None.  out_dtype: that of the first result.
+    precision: its canonical name.  more: the dtypes of a formula's results after the first.
+    """
 
     target: Target
     addends: dict[str, Array | None]

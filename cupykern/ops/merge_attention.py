@@ -111,7 +111,7 @@ def merge_attention(
 def kept_merge(
     out1: Array, lse1: Array, out2: Array, lse2: Array, out: Array | None
 ) -> Repeated | None:
-    """The cached launch of `merge_attention` with these arguments, or None."""
+    """The plan of a cached call of `merge_attention` with these arguments, or None."""
     known = plans.find(("merge_attention", "bhsd", None), out, out1, lse1, out2, lse2)[1]
     return None if known is None else known[1]
 
@@ -161,8 +161,11 @@ def _task(arrays: tuple[Any, ...], layout: str) -> MergeTask:
 
 @dataclass(frozen=True)
 class MergeProblem:
-    """One call, without data.  shape: of out1, three or four dims.  empty: the fraction of rows
-    without keys in each set.  distance: the largest difference between the two lse."""
+    """One call, without data.
+
+    shape: out1's, three or four dims.  empty: the fraction of rows that have no keys in a set.
+    distance: the largest difference between finite elements of lse1 and lse2.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float16"

@@ -68,8 +68,8 @@ def nonfinite_report(x: Array, *, config: NonfiniteConfig | None = None) -> Nonf
 
     x: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2 array of any shape and strides
         (cupy: on its GPU, on the current stream; numpy: on the host target).  It is copied only if
-        a byte stride is not a multiple of the itemsize, or if more than 8 dims remain after
-        merging.
+        a byte stride is not a multiple of the itemsize or more than 8 dims remain after merging;
+        on GPUs other than Hopper also if its elements do not fill one contiguous span.
     config: a NonfiniteConfig; None: the default.
 
     x is read once.  The call reads the result back, which synchronises with the stream.  Counts,
@@ -111,8 +111,11 @@ def nonfinite_arrays(x: Array, *, config: NonfiniteConfig | None = None) -> tupl
 
 
 def merge_reports(reports: Sequence[NonfiniteReport]) -> NonfiniteReport:
-    """The report of an array, from the reports of its disjoint parts, whose first_index must be in
-    the whole array.  The mean is summed in FP64, in the order of the reports."""
+    """The report of an array, from the reports of its disjoint parts.
+
+    Each first_index must be an index in the whole array.  The mean is that of the parts' means,
+    weighted by their numbers of finite elements, in FP64 and in the order of the reports.
+    """
     some = [(r, r.size - r.num_nonfinite) for r in reports if r.size > r.num_nonfinite]
     num_finite = sum(count for _, count in some)
     places = [r.first_index for r in reports if r.first_index is not None]

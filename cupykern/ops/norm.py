@@ -72,11 +72,13 @@ def layer_norm(
 
     Returns y, then s rounded to x's dtype if there is a residual, then mean and rstd if
     return_stats; a tuple if more than one.  A row that holds a NaN or an infinity becomes NaN
-    throughout, its statistics included.  The mean is computed first, then squares about it, in
-    FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
+    throughout, its statistics included.  In FP32, the variance is the mean of squares about the
+    mean; parts of a row are merged pairwise (Chan, Golub, LeVeque, The American Statistician 37,
+    1983).
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
-    eps, config, devices).  Error bound: `reference.layer_norm_bound`.
+    eps, config, devices).  Formula: Ba, Kiros, Hinton, Layer Normalization, arXiv:1607.06450.
+    Error bound: `reference.layer_norm_bound`.
     """
     options = (True, compensated, return_stats, None)
     return _run(x, weight, bias, eps, residual, options, dtype, out, config)
@@ -112,10 +114,10 @@ def rms_norm(
     x, weight, residual, dtype, out, config: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
     quantize: "e4m3", "e5m2" or "int8": divide the result by scales and round it to that format.  A
-        scale is the group's largest magnitude over the format's largest number, 1 where that is
-        below 2^-126.  It is NaN in a row with a NaN and for a group with an infinity; the other
-        groups of that row are 0.  `dtype` must be None.
-    granularity: scales per "row", or per "block" of 128 columns of a row.
+        scale is its group's largest magnitude over the format's largest number, 1 where that is
+        below 2^-126.  Scales are NaN for all groups of a row with a NaN, and for a group with an
+        infinity; the other groups of that row are 0.  `dtype` must be None.
+    granularity: the elements that share a scale: a "row", or a "block" of 128 columns of a row.
     return_stats: also return rstd = 1 / sqrt(mean(s^2) + eps), float32 of shape x.shape[:-1].
 
     Returns y, or with quantize (q, scale): y = q * scale, and scale is float32 of shape
@@ -123,7 +125,8 @@ def rms_norm(
     rounded to x's dtype follows, then rstd if return_stats.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
-    eps, config, devices, formats).  Error bound: `reference.rms_norm_bound`.
+    eps, config, devices, formats).  Formula: Zhang, Sennrich, Root Mean Square Layer Normalization,
+    arXiv:1910.07467.  Error bound: `reference.rms_norm_bound`.
     """
     options = (False, False, return_stats, quantize, granularity)
     return _run(x, weight, None, eps, residual, options, dtype, out, config)
@@ -156,7 +159,10 @@ def _run(
     out: Array | None,
     config: RowConfig | None = None,
 ) -> Results:
-    """options: the arguments of `_checked_options`."""
+    """Run either norm: repeat the cached plan, or check the arguments and make one.
+
+    options: the arguments of `_checked_options`.
+    """
     key, known, places = plans.find(
         ("norm", *options, eps, dtype, config), out, x, weight, bias, residual
     )
@@ -224,7 +230,7 @@ def _run_checked(
         norm = None if task is None else make_norm(target, task, x.shape, config)
         if norm is None and out is None:
             return _run_otherwise(x, weight, bias, eps, residual, options, dtype, config)
-        if norm is None:  # rare: strides that the kernel can't walk, perhaps out's
+        if norm is None:  # rare: strides that no kernel supports, perhaps out's
             outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
             first, *rest = as_tuple(outputs)
             if y.itemsize == 1:  # CuPy cannot assign FP8
@@ -291,8 +297,11 @@ def _run_otherwise(
     dtype: DTypeLike | None,
     config: RowConfig | None,
 ) -> Results:
-    """Copy arrays that the kernel cannot walk.  For rows too long to be quantised in one launch, or
-    with partial blocks, write an FP32 result and quantise it in a second launch."""
+    """Run a call that no single kernel computes.
+
+    Arrays whose strides the kernels do not support are copied.  Rows too long to be quantised in
+    one launch, and rows with partial blocks, get an FP32 result that a second launch quantises.
+    """
     # Compare strides, not flags: flags count any stride as contiguous where a size is 1.
     walkable = all(
         a.strides == contiguous_operand(a.shape, a.itemsize).strides
@@ -394,7 +403,7 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
 
 
 def _in_two_launches(problem: NormProblem) -> NormProblem:
-    """The first of two launches, where no kernel quantizes the blocks (`_run_otherwise`)."""
+    """The first of two launches, if no kernel quantizes the blocks in one (`_run_otherwise`)."""
     return replace(problem, quantize=None, granularity="row", out_dtype="float32")
 
 

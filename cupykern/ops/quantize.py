@@ -54,8 +54,8 @@ def quantize(
     granularity: the elements that share a scale: "tensor": all; "row": along the last axis;
         "column": along the last but one axis; "block": tiles of `block`.
     block: (rows, columns) of a tile for granularity "block", at most 2^20 elements.
-    config: a config as `cupykern list quantize` shows the default one; None: the tuned one, else
-        the default.
+    config: a RowConfig of the granularity's kernels (`cupykern list quantize` shows the default);
+        None: the tuned one, else the default.
 
     Returns values, of x's shape, and scale, float32 of shape (), (..., M, 1), (..., 1, N) or
     (..., ceil(M / rows), ceil(N / columns)).  A scale is the group's largest magnitude over the
@@ -113,7 +113,7 @@ def check(
 
 
 def check_block(block: Any) -> None:
-    """Raises ValueError unless block is two positive integers of a product up to _MAX_TILE."""
+    """Raise ValueError unless block is two positive integers whose product is at most _MAX_TILE."""
     legal = (
         isinstance(block, tuple)
         and len(block) == 2

@@ -141,10 +141,9 @@ def _work(problem: NvFp4Problem) -> Work:
 def _sample(
     call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Array, ...]]:
-    """Sample rows of one matrix, among them the row of the largest magnitude, which determines
-    global_scale.
+    """Sample rows of one matrix, among them that of the largest magnitude, which sets global_scale.
 
-    outputs: of NvFp4.outputs, scales in plain order.
+    outputs: the arrays of NvFp4.outputs, with the scales in the layout "plain".
     """
     x = call.args[0]
     rows = inputs.sample_rows(x, max_elements, seed) if x.ndim == 2 and x.size else None

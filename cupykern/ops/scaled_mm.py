@@ -80,10 +80,11 @@ def scaled_mm(
         a's dtype for float16 and bfloat16, bfloat16 for FP8, float32 for NvFp4; for int8 float32,
         or int32 without scales, bias, activation and epilogue.
 
-    Accumulators are FP32; for int8 exact int32 (with block scales, within each block).  Scales and
-    epilogue are FP32 with one rounding at the end.  Layouts and copies as for `matmul`; scale
-    arrays may have any strides.  NvFp4 data whose rows do not begin at multiples of 8 bytes, and
-    NvFp4 arrays whose rows are not contiguous, are copied.
+    Returns (..., M, N), or a tuple as for `matmul`.  Accumulators are FP32; for int8 exact int32
+    (with block scales, within each block).  Scales and epilogue are FP32 with one rounding at the
+    end.  Layouts and copies as for `matmul`; scale arrays may have any strides.  NvFp4 data whose
+    rows do not begin at multiples of 8 bytes, and NvFp4 arrays whose rows are not contiguous, are
+    copied.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices),
     SyntaxError and NameError (epilogue) and NotImplementedError (float64).  Error bound:
@@ -187,7 +188,8 @@ def _transposed(
 
 
 def _apply(formula: ReadFormula, total: Array, out_dtype: ResultDTypes, out: Array | None) -> Any:
-    """Apply the formula to a finished FP32 product: run a product of K = 0 and add `total`."""
+    """Apply the formula to `total`, a finished FP32 product, as the epilogue of a product of K = 0
+    to whose accumulators `total` is added."""
     expression, operands = formula.given()
     empty = maker(namespace(total))
     dtype = tuple("float32" if one is None else one for one in each_dtype(formula, out_dtype))

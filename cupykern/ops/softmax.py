@@ -156,7 +156,7 @@ def _run_checked(
             return y
         operands = operand(x), operand(y), None if mask is None else operand(mask)
         task = softmax_task(x.shape, axis, *operands, (x.dtype, y_dtype), scale, log)
-        if task is None:  # rare: strides that the kernel can't walk
+        if task is None:  # rare: strides that no kernel supports
             return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
         plan = softmax_plan.plan(target, task, config)
         if contiguous or out is not None:  # else CuPy chooses the strides of the result

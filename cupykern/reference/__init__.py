@@ -1,7 +1,8 @@
 """FP64 references of the ops, and derived bounds of the kernels' errors.
 
-A reference takes the op's arguments, as numpy or CuPy arrays, and returns a tuple of FP64 arrays.
-A bound takes the same arguments and returns one `Bound` per output.
+A reference takes the op's arguments, as numpy or CuPy arrays, and returns a tuple of FP64 arrays
+with the shapes of the op's results.  A bound takes the same arguments and `reference`, the
+reference's results, and returns one `Bound` per output.
 """
 
 from .attention import attention, attention_varlen

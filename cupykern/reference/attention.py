@@ -46,8 +46,9 @@ def attention(
     >>> bool(np.allclose(np.exp(lse), [1, 2]))
     True
 
-    The result is (out[, lse][, row_max, row_sum]).  A score of -inf counts as masked.  A row
-    without keys gives zeros; its largest score, sum and log-sum-exp are -inf, 0 and -inf.  The
+    Arguments as for `cupykern.attention`.  The result is (out[, lse][, row_max, row_sum]): out has
+    q's shape with v's last dim, the others are (B, H, Sq).  A score of -inf counts as masked.  A
+    row without keys gives zeros; its largest score, sum and log-sum-exp are -inf, 0 and -inf.  The
     largest score ignores NaN.  A sink is a score without a key.
     """
     options = ScoreOptions.of(more)
@@ -69,10 +70,10 @@ def attention_varlen(
     q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return `attention` of each sequence.
+    """Return `attention` of each sequence: (out (rows, H, Dv)[, lse (H, rows)]).
 
-    Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D) arrays.  Without
-    cu_seqlens_k its keys are those in its pages.
+    Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1 of (rows, H, D) arrays.
+    Without cu_seqlens_k its keys are those in its pages.
 
     >>> q = k = np.zeros((3, 1, 8), np.float16)
     >>> v = np.array([1, 3, 7], np.float16).reshape(3, 1, 1)

@@ -1,8 +1,9 @@
 """layer_norm and rms_norm in FP64, and bounds of the kernel's errors.
 
-The bounds add up the first-order errors of the operations in normalize.cu, with the FP32 unit
-roundoff u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 1.9
-and 4.2; Chan, Golub, LeVeque, The American Statistician 37 (1983) for the merged moments).
+The bounds add up the first-order errors of the operations in kernels_cu/rows/norm_*.cuh, with the
+FP32 unit roundoff u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+sections 1.9 and 4.2; Chan, Golub, LeVeque, The American Statistician 37 (1983) for the merged
+moments).
 """
 
 from __future__ import annotations

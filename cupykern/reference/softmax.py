@@ -71,9 +71,9 @@ def _parts(
 def _depth(num_cols: int) -> tuple[int, int]:
     """Return the largest numbers of (additions, rescalings) of a term in a row's sum.
 
-    In softmax.cu a thread adds up to 64 elements of a batch, then merges 4 batches.  Trees merge up
-    to 64 lanes, 16 warps and 16 blocks (6 + 4 + 4 levels).  Split rows also merge chunks, in
-    sequence if there are more chunks than lanes.  Each merge may rescale.
+    In the softmax kernels a thread adds up to 64 elements of a batch, then merges 4 batches.  Trees
+    merge up to 64 lanes, 16 warps and 16 blocks (6 + 4 + 4 levels).  Split rows also merge chunks,
+    in sequence if there are more chunks than lanes.  Each merge may rescale.
     """
     merges = min(num_cols, 4 + 2 * (6 + 4) + 4 + num_cols // 8192)
     return min(num_cols, 64) + merges, merges

@@ -1,8 +1,8 @@
 """Configs of row kernels: one dataclass per family.
 
-A config is the shape of a block's work.  `refusal` returns why it cannot walk the rows of a task,
-`shared_bytes` its shared memory, `constants` the constants of its variant.  Families of a single op
-are in softmax_configs.py, norm_configs.py and quantize_*.py.
+A config is the shape of a block's work.  `refusal` returns why it cannot compute the rows of a
+task, `shared_bytes` its shared memory, `constants` the constants of its variant.  Families of a
+single op are in softmax_configs.py, norm_configs.py and quantize_*.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _STATIC_BYTES = 20 * 1024  # upper bound: exchange between the warps and blocks 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that a config must walk, on `arch`.
+    """The rows that a config must compute, on `arch`.
 
     itemsize: itemsize of x.  has_options: the call has options that the kernels of even rows lack.
-    num_arrays: arrays whose rows a block holds; 2 with a residual.
+    num_arrays: arrays of which a block has a row in shared memory or registers; 2 with a residual.
     """
 
     arch: str
@@ -49,10 +49,11 @@ class RowConfig:
     vectors_per_thread vectors of vector_width elements.  cluster_size blocks share one row.
     min_blocks: blocks per SM, which caps registers.
     rows_per_thread: adjacent rows of which a thread has the same columns.
-    even, chunked, lanes_across_rows: see EvenRows and SharedRows.
+    even: the kernel is for even rows (RowLayout.even) of calls without options.
+    chunked, lanes_across_rows: see SharedRows.
     any_width: even rows may consist of narrower vectors than VECTOR_BYTES.
-    any_warps: the threads of a row that has a block to itself are any number of warps, of either
-        size; all else are powers of two.
+    any_warps: if a block has one row, num_threads may be any multiple of 64; otherwise it and
+        threads_per_row are powers of two.
     suffix: the kernel's name is the op's name with this suffix.
     """
 
@@ -80,12 +81,13 @@ class RowConfig:
 
     @property
     def chunk(self) -> int:
-        """Elements of a row that a block or cluster holds."""
+        """The most elements of a row that a block or cluster holds at once."""
         vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
         return vectors * self.vector_width
 
     def is_unpredicated(self, layout: RowLayout) -> bool:
-        """Whether rows and columns fill all vectors of all threads of all blocks."""
+        """Whether rows and columns fill every vector of every thread, so that no access needs a
+        predicate."""
         return layout.num_cols == self.chunk and layout.num_rows % self.rows_per_block == 0
 
     def shared_bytes(self, itemsize: int) -> int:
@@ -103,7 +105,7 @@ class RowConfig:
         return self.num_threads
 
     def num_stages(self, arch: str, stage_bytes: int) -> int:
-        """Stages of a block of PersistentRows, whose `shared_bytes` are of one stage; else 0."""
+        """Pipeline stages of a PersistentRows block, each of `stage_bytes`; otherwise 0."""
         return 0
 
     @property
@@ -131,7 +133,7 @@ class RowConfig:
         )
 
     def refusal(self, rows: Any) -> str | None:
-        """Why the config cannot walk `rows`; None if it can."""
+        """Why the config cannot compute `rows`; None if it can."""
         return self._block_refusal(rows.arch) or self._rows_refusal(rows)
 
     def _block_refusal(self, arch: str) -> str | None:
@@ -190,7 +192,8 @@ class SharedRows(RowConfig):
 
     lanes_across_rows: adjacent threads take adjacent rows, because x's rows are closer together
         than the elements of a row.
-    chunked: three launches walk rows of any length in chunks.
+    chunked: rows of any length are computed in chunks, by three launches: statistics of each chunk,
+        their merge, the result.
     """
 
     num_threads: int
@@ -221,7 +224,8 @@ class SharedRows(RowConfig):
 
 
 class BlockRows(RowConfig):
-    """Families without a field threads_per_row: all threads of a block can share one row."""
+    """Families without a field threads_per_row, which is num_threads: a block's threads can share
+    one row."""
 
     @property
     def threads_per_row(self) -> int:  # type: ignore[override]  # a field of the base
@@ -263,7 +267,7 @@ Config = TypeVar("Config", bound=RowConfig)
 
 
 def fitting(configs: Iterable[Config], rows: Any) -> tuple[Config, ...]:
-    """Those of `configs` that can walk `rows`."""
+    """Those of `configs` that can compute `rows`."""
     return tuple(config for config in configs if config.refusal(rows) is None)
 
 

@@ -82,7 +82,7 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# Rows that no tile of row_tiles holds are walked in chunks of these.
+# Rows that no tile of row_tiles holds are computed in chunks of these.
 _VECTORS: dict[int, Table] = {2: ((256, 256, 64, 1),), 4: ((512, 512, 32, 1),)}
 # For architectures without measurements.
 FEW_VECTORS: dict[int, Table] = {
@@ -96,7 +96,7 @@ _ACROSS: Table = ((512, 16, 32, 1),)
 
 
 def shared_rows(rows: Rows) -> tuple[SharedRows, ...]:
-    """SharedRows that can walk `rows`, the estimated fastest first."""
+    """SharedRows that can compute `rows`, the estimated fastest first."""
     listed = (*_fitted(rows), *shared_configs(rows.arch, rows.itemsize))
     return fitting(dict.fromkeys(listed), rows)
 
@@ -154,7 +154,8 @@ def _shared(
 def _of_any_length(
     arch: str, itemsize: int, configs: tuple[SharedRows, ...]
 ) -> tuple[SharedRows, ...]:
-    """`configs`, and for longer rows the largest one-block config with chunks of which two fit."""
+    """`configs`, and for longer rows, in chunks, the largest one-block config whose chunk takes
+    less than a third of the shared memory."""
     block = [
         config
         for config in configs
@@ -191,6 +192,6 @@ def blocks_per_sm(arch: str, num_threads: int, registers: int) -> int:
 
 
 def register_cap(arch: str, min_blocks: int) -> int:
-    """min_blocks, which caps registers and was measured on Hopper; 1 elsewhere, where the cap could
-    cause spills."""
+    """`min_blocks` on Hopper, where this register cap was measured; elsewhere 1, because the cap
+    could cause spills."""
     return min_blocks if arch == "sm_90a" else 1

@@ -32,7 +32,7 @@ DTYPES = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
 )
-# rows/nonfinite.cuh: figures of the report, words per block
+# rows/nonfinite_report.cuh: figures of the report, words per block
 FIGURES, WORDS = 7, 6
 NOWHERE = 2**63 - 1
 _MOST_OF_BLOCK = 2**31  # elements per block: it counts in 32 bits
@@ -45,7 +45,7 @@ class NonfinitePlan(NamedTuple):
 
 @dataclass(frozen=True)
 class NonfiniteTask:
-    """Everything that determines how an array is walked.  Equal tasks have equal plans."""
+    """Everything that determines how an array is read.  Equal tasks have equal plans."""
 
     walk: Walk
     dtype: np.dtype
@@ -96,8 +96,9 @@ def _max_blocks(target: Target, config: NonfiniteConfig) -> int:
 def launch(
     target: Target, plan: NonfinitePlan, x: Array, places: tuple[Any, ...]
 ) -> tuple[Namespace, Any]:
-    """Launch, and return (array module, the figures: an array on the host, else device memory).
+    """Launch; return (numpy or cupy, the FIGURES figures).
 
+    The figures are an int64 array on the host, else a pointer to device memory.
     places: (x's address,).
     """
     words = workspace.take_counters(target, plan.num_counters)

@@ -52,8 +52,10 @@ class Walk(NamedTuple):
 
 
 def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
-    """The walk over an array of `shape`, or None if the kernel cannot walk it: a stride or the
-    address is not a multiple of the itemsize, or more than MAX_DIMS dims do not merge.
+    """The Walk over an array of `shape`.
+
+    None if the kernel does not support it: a stride or the address is not a multiple of the
+    itemsize, or more than MAX_DIMS dims remain after merging.
     """
     if any(step % x.itemsize for step in (x.offset, *x.strides)):
         return None

@@ -23,7 +23,7 @@ QUANTIZED_BLOCK = 128  # columns that share a scale
 
 @dataclass(frozen=True)
 class NormRows(Rows):
-    """centered: layer_norm.  quantized: NOT_QUANTIZED, BY_ROW or BY_BLOCK."""
+    """The rows of a norm.  centered: layer_norm.  quantized: NOT_QUANTIZED, BY_ROW or BY_BLOCK."""
 
     centered: bool = False
     quantized: int = NOT_QUANTIZED
@@ -34,8 +34,9 @@ class EvenNormRows(RowConfig):
 
     weights_first: weights are loaded into registers together with the row, so that small matrices
         wait for memory once.
-    generic: one variant serves calls with and without a residual.  For architectures without
-        measurements, and for quantized rows with listed variants.
+    generic: one variant serves calls with and without a residual: on architectures without
+        measurements, for long quantized rows, and for 16-bit rms_norm in clusters
+        (norm_heuristic.py).
     in_registers: rows are in registers (kInRegisters), not in shared memory.
     """
 
@@ -132,8 +133,9 @@ class PersistentRows(BlockRows):
     """Even rows by persistent, warp-specialised blocks or clusters, which take rows from a counter.
 
     Quantized rows, and layer_norm with a residual, are refused: registers do not suffice.
+    num_threads: consumers, which write results; half as many more threads compute statistics, and
+        _OTHER_THREADS load.
     stages: the most stages, each with one vector per consumer; shared memory can hold fewer.
-    num_threads threads write results, half as many compute statistics, others load.
     """
 
     num_threads: int

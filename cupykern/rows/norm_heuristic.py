@@ -56,7 +56,7 @@ _LARGE: dict[tuple[bool, bool], dict[int, _LargeTable]] = {
         ),
     },
 }
-# The same of rows quantized to FP8 or int8.
+# The same for rows quantized to FP8 or int8.
 _LARGE_QUANTIZED: dict[int, _LargeTable] = {
     2: tuple((512, 4, size, 2, 2, True) for size in (1, 2, 4, 8, 16)),
     4: tuple((512, 8, size, 2, 1, False) for size in (1, 2, 4, 8, 16)),
@@ -143,9 +143,12 @@ def _few_configs(itemsize: int) -> Iterator[RowConfig]:
 
 
 def _blocks(rows: NormRows, tile: RowTile) -> int:
-    """Blocks per SM.  Registers hold packed vectors, the weights and biases that are loaded with
-    them or the residual, and others; fewer would spill (NVRTC 13.0).  FP32 rows need fewer, but
-    more blocks are slower (H200: rms_norm of 952 columns 66 us, 77 with 40 registers)."""
+    """Blocks per SM, from the registers that a thread needs not to spill (NVRTC 13.0).
+
+    Registers hold the vectors, what is loaded with them (weights and biases, or the residual), and
+    others.  FP32 rows need fewer than counted here, but more blocks are slower (H200: rms_norm of
+    952 columns 66 us, 77 with 40 registers).
+    """
     of_16_bits, plain, each = rows.itemsize == 2, rows.num_arrays == 1, tile.vectors_per_thread
     if rows.centered and plain:
         registers = 16 * each + 16 if of_16_bits else max(64, 16 * each)
@@ -202,13 +205,13 @@ def _large(rows: NormRows, vectors: int) -> Iterator[RowConfig]:
 
 
 def configs_with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Configs for calls with options and for any strides that are not made for a row's length."""
+    """Configs for calls with options and for any strides, the same for all row lengths."""
     return tuple(c for c in shared_configs(arch, itemsize) if _is_of_norms(c, arch))
 
 
 def _is_of_norms(config: SharedRows, arch: str) -> bool:
-    """No clusters; without measurements few configs, and none for rows closer together than their
-    elements: make_norm returns None for these."""
+    """Whether the norms use `config`: without clusters; without measurements only the larger ones,
+    and none with lanes_across_rows, for which make_norm returns None."""
     if config.cluster_size > 1 or is_measured(arch):
         return config.cluster_size == 1
     least = (8, 32)[config.vector_width == 1]

@@ -47,7 +47,7 @@ _MOMENTS_BYTES = 16  # moments.cuh: Moments
 
 
 class Options(NamedTuple):
-    """granularity: scales of quantized results are per "row" or per "block"."""
+    """The options of a norm. centered: layer_norm; the others are those of public functions."""
 
     centered: bool
     compensated: bool
@@ -93,7 +93,10 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class NormTask:
-    """Everything that determines how rows are normalised.  Equal tasks have equal plans."""
+    """Everything that determines how rows are normalised.  Equal tasks have equal plans.
+
+    has_residual: a residual is added, and the sum is a result.
+    """
 
     layout: RowLayout  # of x, the residual, y, the sum and the statistics
     x_dtype: np.dtype
@@ -135,9 +138,9 @@ def norm_task(
     y: Array,
     total: Array | None,
 ) -> NormTask | None:
-    """The task of a call; None if the kernels cannot walk the arrays.
+    """The task of a call; None if no kernel supports the arrays' strides.
 
-    total: the array of the sum; None: a new C-contiguous array.
+    total: the array for x + residual; None: a new C-contiguous array.
     """
     place = operand(x)
     total_place = contiguous_operand(x.shape, x.itemsize) if total is None else operand(total)
@@ -165,7 +168,8 @@ def of_layout(
     options: Options,
     has_residual: bool,
 ) -> NormTask:
-    """The task of rows of `layout`.  It is not contiguous if SpanRows kernels lack its options."""
+    """The task of rows of `layout`, which is marked as not contiguous if the SpanRows kernels lack
+    the call's options."""
     task = NormTask(layout, x_dtype, y_dtype, *columns, eps, options, has_residual)
     span = (
         y_dtype == x_dtype
@@ -218,10 +222,10 @@ FAMILY = Family(
 
 @dataclass(frozen=True)
 class Norm:
-    """A call's plan and its results.
+    """The plan of a call, and what its results are.
 
     simple: the results are only y and, with a residual, the sum.
-    twins: allocates y and the sum together if they are small.
+    twins: y and the sum in one allocation, if they are small; else None.
     """
 
     plan: RowPlan

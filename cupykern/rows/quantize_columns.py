@@ -28,8 +28,8 @@ _STATIC_BYTES = 12 * 1024  # upper bound: exchange between warps and blocks
 
 @config_class
 class SharedColumns(RowConfig):
-    """Columns of C-ordered matrices in shared memory.  threads_per_column threads share a vector of
-    columns.  Clusters of all sizes share one variant.
+    """Columns of C-ordered matrices in shared memory: threads_per_column threads share a vector of
+    adjacent columns.  Clusters of all sizes share one variant.
 
     register_vectors: how many of a thread's vectors are in registers instead.
     """
@@ -109,7 +109,7 @@ class ColumnTask:
 
 
 def configs(task: ColumnTask, device: Device) -> tuple[SharedColumns, ...]:
-    """The legal configs, the fastest first; empty if this kernel cannot walk the matrices."""
+    """The legal configs, the fastest first; empty if this kernel does not support the matrices."""
     if len(task.shape) - 2 > MAX_OUTER_DIMS or not in_vectors(task.shape[-1], task.x, task.y):
         return ()
     listed = column_configs(device.arch, task.dtype.itemsize)
@@ -153,7 +153,8 @@ def _plan(target: Target, task: ColumnTask, given: SharedColumns | None) -> Laun
 def run_columns(
     target: Target, x: Array, code: np.dtype, config: RowConfig | None
 ) -> tuple[Array, Array, Launch] | None:
-    """`run_rows` by this kernel; None if it is not for these matrices or this `config`.
+    """Quantize x by columns: (values, scale, the launch).  None if this kernel does not support the
+    matrices, or if `config` is one of the row kernels.
 
     Raises TypeError if `config` is not a config of quantize, ValueError if it is not legal.
     """

@@ -46,7 +46,7 @@ def scale_shape(
 
 @config_class
 class EvenRows(RowConfig):
-    """Even rows in shared memory.  chunked: see SharedRows."""
+    """Even rows (RowLayout.even) in shared memory.  chunked: see SharedRows."""
 
     num_threads: int
     threads_per_row: int
@@ -60,7 +60,7 @@ class EvenRows(RowConfig):
 
 
 def _even_rows(rows: Rows) -> tuple[EvenRows, ...]:
-    """EvenRows of whole rows, the estimated fastest first."""
+    """EvenRows that hold a whole row, the estimated fastest first."""
     width = VECTOR_BYTES // rows.itemsize
     if not is_measured(rows.arch):
         return tuple(
@@ -81,7 +81,7 @@ def _even_rows(rows: Rows) -> tuple[EvenRows, ...]:
 
 
 def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """The configs of quantize_shared.cu that are not made for a row's length.
+    """The configs of quantize_shared.cu that are the same for all row lengths.
 
     Without measurements there is one config of even rows, and one variant for tensors and other
     rows in vectors.
@@ -186,7 +186,7 @@ def run_rows(
     shape = scale_shape(rows_x.shape, granularity.replace("tensor", "row"), (1, 1))
     scale = arrays.empty_of(xp, shape, np.float32)
     layout = _layout(rows_x, rows_y, scale, granularity)
-    if layout is None:  # rare: strides that the kernel can't walk
+    if layout is None:  # rare: strides that no kernel supports
         return run_rows(target, arrays.packed(x), code, granularity, config)
     plan = _plan(target, QuantizeRowsTask(layout, x.dtype, code, granularity), config)
     plan.launch(xp, (rows_x, rows_y, scale))

@@ -45,7 +45,7 @@ class TileTask:
 
 
 class _Tiles(RowConfig):
-    """Families that walk tiles instead of rows: threads_per_tile threads share a tile."""
+    """Families that compute tiles instead of rows: threads_per_tile threads share a tile."""
 
     threads_per_tile: int
 
@@ -59,7 +59,7 @@ class _Tiles(RowConfig):
         return 1
 
     def refusal(self, task: TileTask) -> str | None:
-        """Why the config cannot walk the tiles of `task`; None if it can."""
+        """Why the config cannot compute the tiles of `task`; None if it can."""
         if not 32 <= self.num_threads <= 1024:
             return f"num_threads must be 32 to 1024; got {self.num_threads}"
         if min(self.threads_per_tile, self.vectors_per_thread, self.min_blocks) < 1:
@@ -150,7 +150,7 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
 
 
 def global_tiles() -> tuple[GlobalTiles, ...]:
-    """Tiles that RegisterTiles cannot hold are rare and are read element by element."""
+    """GlobalTiles, for tiles that RegisterTiles cannot hold; as these are rare, by scalar loads."""
     return (GlobalTiles(256, 64, 1),)
 
 
@@ -204,7 +204,7 @@ def _plan(target: Target, task: TileTask, given: RowConfig | None) -> Launch:
 def run_tiles(
     target: Target, x: Array, code: np.dtype, block: tuple[int, int], config: RowConfig | None
 ) -> tuple[Array, Array, Launch]:
-    """`run_rows` for tiles of `block`."""
+    """Quantize x by tiles of `block`: (values, scale, the launch that computed them from x)."""
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)
     scale = arrays.empty_of(xp, scale_shape(x.shape, "block", block), np.float32)

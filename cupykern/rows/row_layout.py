@@ -1,4 +1,4 @@
-"""The layout of the rows that a row op walks in strided arrays.
+"""The layout of the rows of strided arrays that a row op reduces.
 
 The Python half of kernels_cu/rows/tile.cuh.
 """
@@ -46,12 +46,13 @@ class RowLayout:
     """The rows of several operands of one shape.
 
     outer: (size, strides of each operand) of the merged dims other than the row's, innermost first.
-    vectors: the operands can be walked in aligned vectors along the row.
-    max_head: the most elements that can be missing at the start of a row's first vector.
+        Strides are in elements.
+    vectors: the operands can be read and written in aligned vectors along the row.
+    max_head: the most elements of a row's first aligned vector that precede the row.
     lanes_across_rows: x's rows are closer together than the elements of a row.
-    even: rows at one stride, each of whole, aligned vectors.
+    even: rows are at one stride, and each consists of aligned vectors without a rest.
     width: elements of the widest vectors, of up to VECTOR_BYTES, for which rows are even; 0: none.
-    contiguous: in every operand that is walked in vectors, rows follow each other without gaps.
+    contiguous: in every operand that is accessed in vectors, rows follow each other without gaps.
     """
 
     num_rows: int
@@ -84,9 +85,10 @@ def row_layout(
 ) -> RowLayout | None:
     """The layout of `operands` (x first), all of `shape`.
 
-    None if a kernel cannot walk them: a stride or an offset is not a multiple of the itemsize, or
-    more than MAX_OUTER_DIMS dims do not merge.
-    vectored: indices of the operands that are walked in the same vectors as x (y and a residual,
+    None if no kernel supports them: a stride or an offset is not a multiple of the itemsize, or
+    more than MAX_OUTER_DIMS dims remain after merging.
+    axis: the dim along which rows are reduced.
+    vectored: indices of the operands that are accessed in the same vectors as x (y and a residual,
         not a mask).
     """
     if any(step % op.itemsize for op in operands for step in (op.offset, *op.strides)):

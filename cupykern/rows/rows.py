@@ -17,8 +17,8 @@ from ..typing import Namespace
 from .configs import RowConfig, SpanRows
 from .row_layout import RowLayout
 
-# Measured on an H200; less data gains nothing.  Only the last stores are evicted last, because L2
-# cannot hold more.
+# Bytes from which a call's loads and stores get the cache hint evict_last; for fewer it gains
+# nothing (H200).  Only the last 48 MiB of stores get it, because L2 cannot hold more.
 _LOADS_LAST_BYTES = 96 * 2**20
 _STORES_LAST_BYTES = 48 * 2**20
 
@@ -29,9 +29,9 @@ _WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # row
 class RowPlan(NamedTuple):
     """The launches of a call, determined by its shapes, strides and dtypes.
 
-    passes: one for whole rows; three for rows in chunks: statistics, their merge, the result.
-    statistics: (count, bytes of each) of the workspace between the three passes.
+    passes: one launch; for rows in chunks three: statistics, their merge, the result.
     counted: blocks take rows from an atomic counter.
+    statistics: (number, bytes of each) of the statistics that the three launches exchange; or None.
     """
 
     target: Target
@@ -65,8 +65,8 @@ def row_plan(
 ) -> RowPlan:
     """The plan of a row kernel.
 
-    params: the kernel's struct; its fields `layout`, `num_chunks`, `stages` and `threads_log2` are
-        set, as far as it has them.  Without a layout there are neither statistics nor passes.
+    params: the kernel's struct.  This function sets those of its fields `layout`, `num_chunks`,
+        `stages` and `threads_log2` that it has.  A kernel without `layout` has one pass only.
     shared_bytes: of a block; for PersistentRows, of one stage.
     arguments: from the arrays to the kernel's arguments; None: the arrays, then `params`.
     """
@@ -106,8 +106,8 @@ def row_plan(
 
 
 def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:
-    """Set whether L2 evicts a call's loads last (cuda.cuh: load_policy), and the first row whose
-    stores it evicts last.
+    """Set the cache hints of a call in `params`: whether loads are evict_last, and the first row
+    whose stores are (platform/cuda.cuh: load_policy, store_policy).
 
     read, written: bytes per element.
     """

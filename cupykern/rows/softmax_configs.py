@@ -15,7 +15,8 @@ MAX_CLUSTER_THREADS = 512  # per block
 
 @config_class
 class RegisterRows(RowConfig):
-    """Even rows without options, each in the registers of one block."""
+    """Even rows (RowLayout.even, or with any_width of narrower vectors) without options,
+    each in the registers of one block."""
 
     num_threads: int
     threads_per_row: int

@@ -64,7 +64,7 @@ def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
 
 
 def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """SpanRows and SharedRows that are not made for a row's length."""
+    """SpanRows and SharedRows that are the same for all row lengths."""
     return (*span_configs(arch, itemsize, _SPANS[itemsize]), *shared_configs(arch, itemsize))
 
 

@@ -35,7 +35,7 @@ class SoftmaxTask:
 
     @property
     def has_options(self) -> bool:
-        """Options that only softmax_shared.cu has."""
+        """Whether the call has options that only softmax_shared.cu supports."""
         return self.masked or self.scale <= 0.0 or self.x_dtype != self.y_dtype
 
 
@@ -49,7 +49,7 @@ def softmax_task(
     scale: float,
     log: bool,
 ) -> SoftmaxTask | None:
-    """The task of a call; None if the kernels cannot walk the arrays (row_layout)."""
+    """The task of a call; None if no kernel supports the arrays' strides (row_layout)."""
     layout = row_layout(shape, axis, (x, y, mask or x), vectored=(1,))
     if layout is None:
         return None

@@ -99,7 +99,7 @@ _noted: ContextVar[list[Launch] | None] = ContextVar("cupykern_noted", default=N
 
 @contextmanager
 def noting() -> Iterator[list[Launch]]:
-    """Within the block, a list that collects this thread's launches, which run as usual.
+    """Within the block, append this thread's launches, which run as usual, to the returned list.
 
     Clears all plans before and after.
     """

@@ -13,8 +13,8 @@ class _Limits(NamedTuple):
     threads: int  # resident per multiprocessor
 
 
-# One number of multiprocessors per architecture, since it determines the number of splits: all its
-# chips have bitwise equal results.
+# The number of multiprocessors is per architecture, not per chip: it determines the number of
+# splits, and all chips of an architecture must give bitwise equal results.
 _UNKNOWN = _Limits(4, 48, 2048)
 _LIMITS = {
     "host": _Limits(4, 227, 2048),
@@ -45,12 +45,13 @@ def is_measured(arch: str) -> bool:
 
 
 def multiprocessors(arch: str) -> int:
-    """The multiprocessors of a chip of `arch`; few for unknown architectures and the host."""
+    """The number of multiprocessors (SMs, or AMD's CUs) assumed for `arch`; 4 for the host and
+    unknown architectures."""
     return _LIMITS.get(arch, _UNKNOWN).multiprocessors
 
 
 def device(arch: str, blocks: int | None = None) -> Device:
-    """A device of `arch` with `blocks` multiprocessors; None: the usual number of `arch`."""
+    """A device of `arch` with `blocks` multiprocessors; None: those of `multiprocessors(arch)`."""
     target = "host" if arch == "host" else "hip" if arch.startswith("gfx") else "cuda"
     warp_size = 64 if arch.startswith("gfx9") else 32
     return Device(target, arch, warp_size, blocks or multiprocessors(arch))

@@ -131,7 +131,7 @@ def forget(op: Op | None) -> int:
 
 
 def write_built_in(paths: Iterable[Path]) -> int:
-    """Write cupykern/tuned.json from sweeps."""
+    """Rewrite cupykern/tuned.json, the built-in tuned configs, from sweeps."""
     trials = []
     for path in paths:
         try:

@@ -63,9 +63,10 @@ def check_causal_align(align: Any, *allowed: str | None) -> None:
 
 
 def check_offset(align: Any, input_pos: Any, sq: int, sk: int, needed_by: str | None) -> int | None:
-    """The offset: query i is at position i + offset among the keys.  None if not needed.
+    """Return the offset: query i is at position i + offset among the keys.
 
-    needed_by: the argument that depends on positions, or None.  Raises TypeError and ValueError.
+    needed_by: the argument that depends on positions; None: none does, and the offset is None.
+    Raises TypeError and ValueError.
     """
     check_causal_align(align, *ALIGNMENTS, None)
     if input_pos is not None:
@@ -156,7 +157,10 @@ def check_length(name: str, value: Any) -> int:
 
 
 def check_cu_seqlens(name: str, cu: Array, q: Array, rows: int, longest: int) -> Array:
-    """Check offsets; contents only of numpy arrays.  Raises TypeError and ValueError."""
+    """Check offsets, int32 (B + 1,), the contents only of numpy arrays; return `cu`.
+
+    rows: the last offset.  longest: the longest sequence allowed.  Raises TypeError and ValueError.
+    """
     arguments.target_of(name, cu)
     if is_cupy(cu):
         arguments.same_place(name, cu, q, "q")
@@ -203,7 +207,7 @@ def starts_at(mask: Any, given: Any) -> bool:
 
 
 def walkable(x: Array) -> Array:
-    """x if kernels can read it, else a copy with rows zero-padded to a multiple of 8 elements."""
+    """x if kernels can read it in place, else a copy; rows are zero-padded to 8 elements."""
     if x.shape[3] % 8:
         return padded_to(x, 8)
     return x if x.size == 0 or walks(x) else packed(x)

@@ -29,8 +29,8 @@ CPP = {
 class ReadFormulas(NamedTuple):
     """A score and a mask formula with their operands.
 
-    key: for plans.find, everything but the arrays.  arrays: as given, in the order of `names`.
-    names, numbers: of all operands; the number is None for an array.
+    key: what plans.find needs besides the arrays.  arrays: as given, in the order of `names`.
+    names, numbers: name and value of each operand; the number is None for an array.
     """
 
     key: tuple[Any, ...] = ()
@@ -108,8 +108,9 @@ def read_formulas(score: FormulaLike | None, mask: Any, operands: Any, q: Array)
 def check_formulas(
     formulas: ReadFormulas, q: Array, ranges: Ranges, options: ScoreOptions
 ) -> tuple[Formulas | None, tuple[Any, ...]]:
-    """(Formulas for the task, the operand arrays as kernels take them).  options: the call's.
+    """Return (the Formulas of the task, the operand arrays as kernels take them).
 
+    ranges: the sizes of the index variables.  options: the call's score options.
     Raises TypeError and ValueError.
     """
     if formulas is NONE:
@@ -144,7 +145,7 @@ def check_formulas(
 def _code(
     formula: Expression, names: Sequence[str], arrays: Mapping[str, Any], ranges: Ranges
 ) -> Code:
-    """Raises ValueError for indices outside an operand array."""
+    """The formula as a Code.  Raises ValueError for indices outside an operand array."""
     check_indices(formula, arrays, ranges)
     operands = tuple(
         FormulaOperand(names.index(name), CPP[arrays[name].dtype] if name in arrays else None)

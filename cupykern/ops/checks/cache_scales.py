@@ -13,7 +13,7 @@ _LARGEST = 2.0**126  # its reciprocal is a normal number
 
 
 def _number_or_array(scale: Any, q: Array) -> tuple[Any, Any]:
-    """(number, None) or (None, array) of a scale, by arguments.is_number."""
+    """A scale as (number, None), or as (None, array) if kernels read it (arguments.is_number)."""
     if not hasattr(scale, "dtype") or isinstance(scale, np.ma.MaskedArray):
         return scale, None
     return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
@@ -29,8 +29,8 @@ def numbers_and_arrays(
 
 
 def as_hnd(arrays: tuple[Any, Any], numbers: tuple[float, float], layout: str) -> tuple[Any, Any]:
-    """(k's scale, v's scale) from the results of check_scales: a number, or an array with heads
-    before keys."""
+    """(k's scale, v's scale) from the results of check_scales: each a number, or an array whose
+    heads come before its keys."""
     of_k, of_v = (
         number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
         for x, number in zip(arrays, numbers, strict=True)
@@ -46,11 +46,12 @@ def check_scales(
     v_scale: Factor | None,
     of_tokens: str,
 ) -> tuple[tuple[Any, Any], tuple[float, float]]:
-    """(arrays, numbers) of k's and v's scales: an array is None for a number, a number 1.0 for an
-    array.
+    """Check k's and v's scales; return (arrays, numbers).
 
-    of_tokens: description of arrays of the cache's shape without D, for error messages.  Raises
-    TypeError and ValueError.
+    Each scale is in one of the two: the other has None (arrays) or 1.0 (numbers) in its place.
+    cache: k's cache as the caller gave it; None: the call has none and takes no scales.
+    of_tokens: what error messages call an array of the cache's shape without D.
+    Raises TypeError and ValueError.
     """
     arrays: list[Any] = []
     numbers: list[float] = []

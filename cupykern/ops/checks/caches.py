@@ -78,8 +78,11 @@ def check_keys(count: int) -> int:
 
 
 def check_table(table: Array, q: Array, batch: int, k: Array) -> int:
-    """The most keys that a block table over k ("hnd") can hold per sequence; contents are not
-    checked.  Raises TypeError and ValueError."""
+    """Check a block table's dtype and shape, not its contents; return its capacity in keys per
+    sequence.
+
+    k: the cache as "hnd".  Raises TypeError and ValueError.
+    """
     check_integers("block_table", table, q)
     if table.ndim != 2 or table.shape[0] != batch:
         raise ValueError(f"block_table must have shape ({batch}, max_pages); got {table.shape}")
@@ -88,8 +91,10 @@ def check_table(table: Array, q: Array, batch: int, k: Array) -> int:
 
 
 def check_pages(table: Array, seq_lens: Array | None, num_pages: int, page_size: int) -> None:
-    """Raises ValueError if a numpy table has an invalid page within a sequence's length.  Arrays on
-    the GPU are not read."""
+    """Raise ValueError if a numpy table has an invalid page within a sequence's length.
+
+    Arrays on the GPU are not read.
+    """
     if is_cupy(table) or is_cupy(seq_lens):
         return
     used = np.ones(table.shape, bool)

@@ -28,8 +28,8 @@ OPERAND_DTYPES = *DTYPES, *OF_INTEGER_ARRAYS
 class ReadFormula(NamedTuple):
     """An expression with its operands.
 
-    key: for plans.find, everything but the arrays.  arrays: as given, in the order of first use.
-    numbers: in the order of `names`, None for an array.  scope, roots: see Expression.
+    key: what plans.find needs besides the arrays.  arrays: as given, in the order of first use.
+    numbers: values in the order of `names`, None for an array.  scope, roots: see Expression.
     """
 
     key: tuple[Any, ...]
@@ -65,7 +65,7 @@ class ReadFormula(NamedTuple):
         return any(reductions(self.nodes, self.roots))
 
     def given(self) -> tuple[Expression, dict[str, Any]]:
-        """(epilogue, operands) as `matmul` takes them."""
+        """(epilogue, operands), the arguments of `matmul` that give this formula."""
         arrays = iter(self.arrays)
         operands = {
             name: next(arrays) if number is None else number

@@ -12,7 +12,7 @@ from ...typing import DTypeLike
 from .products import check_shapes, resolve_result
 from .scales import ReadOperand
 
-POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
+POLICIES = ("fp32", "hybrid", "fp16")  # gemm/epilogue/gate.cuh: Policy
 SILU = "acc1 * sigmoid(acc1) * acc2"
 OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -20,7 +20,11 @@ OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 def result_dtype(
     a: np.dtype, b: np.dtype, out_dtype: DTypeLike | None, of_formula: tuple[np.dtype, ...] = ()
 ) -> np.dtype:
-    """The result's dtype, see products.result_dtype."""
+    """Return the result's dtype.
+
+    out_dtype None: float32 if an operand is float32, else a's if it is a 16-bit float, else
+    float16.  of_formula: see products.result_dtype.  Raises TypeError.
+    """
     product.compute_dtype(a, b)
     if out_dtype is None:
         found = dtypes.of_product(a, b, False)

@@ -83,8 +83,10 @@ def result_dtype(
     plain: bool,
     of_formula: tuple[np.dtype, ...] = (),
 ) -> np.dtype:
-    """The result's dtype.  of_formula: dtypes that a formula also allows, result_dtypes of
-    ReadFormula.  plain: nothing is applied to the product.
+    """Return the result's dtype.
+
+    plain: the product has no scales, alpha, epilogue or formula; int8 products may then be int32.
+    of_formula: the dtypes that only a formula allows (ReadFormula.result_dtypes).
 
     Raises TypeError, also for a pair of dtypes that cannot be multiplied.
     """

@@ -37,7 +37,8 @@ def check_arrays(given: dict[str, Any], layout: Any) -> None:
 
 
 def _check_places(given: dict[str, Any]) -> None:
-    """Raises TypeError and ValueError for arrays that are not on q's device."""
+    """Check that all arrays are on q's device, and that those which exclude or need each other are
+    given so.  Raises TypeError and ValueError."""
     q = given["q"]
     for name in ("k", "v", "positions"):
         arguments.same_place(name, given[name], q, "q")

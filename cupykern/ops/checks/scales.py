@@ -18,8 +18,11 @@ QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Split operands and scales for the plan's key: the arrays, by the names of product.ARRAYS, and
-    the other values in a fixed order, with None in place of arrays."""
+    """Split operands and their scales for plans.find, which takes arrays and other values apart.
+
+    operands: name -> (operand, scale).  Returns the arrays by the names of product.ARRAYS, and the
+    other values in a fixed order, with None in place of arrays.
+    """
     arrays: dict[str, Any] = {}
     numbers: list[Any] = []
     for name, (x, scale) in operands.items():
@@ -49,9 +52,10 @@ def same_memory(*operands: tuple[Array | NvFp4, ReadOperand]) -> bool:
 class ReadOperand(NamedTuple):
     """An operand of a scaled product, read from its argument.
 
-    array: (..., M, K) or (..., K, N); for NvFp4 its bytes, K / 2 per row.  shape: with K elements.
-    number, scale: the factor as a number or an array; the unused one is 1 or None.  groups: the
-    scales of NvFp4, (..., rows, K / 16) or, blocked, (..., 1, number of scales).
+    array: (..., M, K) or (..., K, N); for NvFp4 its bytes, K / 2 per row.
+    shape: the operand's shape in elements, K also for NvFp4.
+    number, scale: the factor as a number or an array; the unused one is 1 or None.
+    groups: the scales of NvFp4, (..., rows, K / 16) or, blocked, (..., 1, number of scales).
     """
 
     name: str
@@ -167,7 +171,7 @@ def _scale(name: str, scale: Any, a: Array) -> tuple[float, Array | None]:
 def by_block(scale_a: Array | None, scale_b: Array | None, m: int, n: int, k: int) -> bool:
     """Whether scale arrays have the shapes of block scales.
 
-    If one block covers all of K, (M, 1) means the same for rows and blocks.
+    If one block covers all of K, (M, 1) is read as a scale per row; the product is the same.
     """
     blocks_k, blocks_n = -(-k // BLOCK), -(-n // BLOCK)
     if scale_a is not None and scale_a.ndim >= 2 and scale_a.shape[-2:] == (m, blocks_k) != (m, 1):

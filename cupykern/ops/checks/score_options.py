@@ -60,8 +60,11 @@ def check_softcap(softcap: Factor | None, scale: float) -> float:
 def check_head_numbers(
     name: str, x: Array | None, q: Array, shapes: tuple[tuple[int, ...], ...]
 ) -> tuple[Array | None, tuple[int, int] | None]:
-    """(x, contiguous; its batch and head strides in elements) for an FP32 array of one of `shapes`,
-    (H,) or (B, H).  Raises TypeError and ValueError."""
+    """Check an FP32 array of one of `shapes`, (H,) or (B, H).
+
+    Returns (x or its contiguous copy, its batch and head strides in elements); (None, None) for
+    None.  Raises TypeError and ValueError.
+    """
     if x is None:
         return None, None
     arguments.same_place(name, x, q, "q")
@@ -96,7 +99,10 @@ def check_positions(options: ScoreOptions, *numbers: int) -> None:
 
 
 def check_integers(name: str, x: Array, q: Array) -> None:
-    """Raises TypeError and ValueError unless x is int32 on q's device, or a numpy integer array."""
+    """Check that x is int32 on q's device, or a numpy array of integers of 32 or more bits.
+
+    Raises TypeError and ValueError.
+    """
     arguments.target_of(name, x)
     if is_cupy(x):
         arguments.same_place(name, x, q, "q")

@@ -1,4 +1,4 @@
-"""Problems of attention_varlen: sequences of different lengths, with packed or paged keys."""
+"""Problems of attention_varlen: sequences of different lengths, concatenated or paged keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .decode_attention import CACHES, SCALES, codes, nothing, scale_values, stor
 class VarlenProblem:
     """One call, without data.
 
-    lengths: (queries, keys) of each sequence.  page: keys per page, None: packed keys.
+    lengths: (queries, keys) of each sequence.  page: keys per page; None: concatenated keys.
     layout: order of the pages' dims, one of LAYOUTS.  cache_dtype: of 8-bit pages, whose scales are
     one of SCALES.
     """

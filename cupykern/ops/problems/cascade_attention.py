@@ -22,8 +22,11 @@ from .decode_attention import CACHES, SCALES, VIEWS, DecodeProblem
 
 @dataclass(frozen=True)
 class CascadeProblem:
-    """own: the call over the own keys, causal, without options other than a softcap.  shared: keys
-    that precede those of all sequences."""
+    """One call, without data.
+
+    own: the call of decode_attention over each sequence's own keys: causal, with no option but a
+    softcap.  shared: number of shared keys.
+    """
 
     own: DecodeProblem
     shared: int

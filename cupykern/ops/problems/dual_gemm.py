@@ -50,9 +50,12 @@ ROWS = "maximum(acc1, 0) * acc2 * s, row_max(acc1 + t), acc2, row_sum(acc1 * acc
 
 @dataclass(frozen=True)
 class DualProblem:
-    """One call, without data.  kind: matmul's, or "unit": products of variance 1, "codes": NVFP4
-    codes up to 1.5 and scales in [0, 1).  epilogue: a formula such as GATES, or None.  out_dtype:
-    as for MatmulProblem."""
+    """One call, without data.
+
+    kind: matmul's kinds of values; or "unit": products of variance 1; or "codes": NVFP4 codes up to
+        1.5 and scales in [0, 1).
+    epilogue: a formula such as GATES, or None.  out_dtype: as for MatmulProblem.
+    """
 
     m: int
     n: int
@@ -144,7 +147,7 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: Namespace) -> Any:
-    """shape: (..., M, K) or (..., K, N)."""
+    """The operand `name`, of shape (..., M, K) or (..., K, N)."""
     dtype, layout = (
         (p.dtype, p.layout_a) if name == "a" else (p.dtype_b, getattr(p, f"layout_{name}"))
     )
@@ -295,7 +298,7 @@ def task_of(problem: DualProblem) -> GemmTask:
 def sample(
     call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Array, ...]]:
-    """Sample rows of a: from the first and the last tile, and seeded ones."""
+    """Sample rows of a: the first, the last and seeded ones."""
     a, b1, b2 = call.args
     (*batch, m, _), n = a.shape, b1.shape[-2 if isinstance(b1, NvFp4) else -1]
     keep = max(4, max_elements // max(n, 1))

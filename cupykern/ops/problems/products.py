@@ -287,7 +287,7 @@ def result_dtypes(p: MatmulProblem) -> tuple[np.dtype, ...]:
 def each_of(
     out_dtype: str | tuple[str, ...] | None, formula: str | None, scope: str
 ) -> tuple[tuple[str | None, ...], tuple[np.dtype, ...]]:
-    """(the out_dtype of each result, ReadFormula.result_dtypes)."""
+    """(the out_dtype of each result, the dtypes that only the formula allows)."""
     if formula is None:
         assert not isinstance(out_dtype, tuple)
         return (out_dtype,), ()
@@ -462,7 +462,7 @@ def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
 def sample(
     call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Array, ...]]:
-    """Sample rows of a: from the first and the last tile, and seeded ones."""
+    """Sample rows of a: the first, the last and seeded ones."""
     a, b = call.args
     m, n = a.shape[-2], b.shape[-1]
     keep = max(4, max_elements // max(n, 1))

@@ -1,9 +1,8 @@
 """Sequences of random calls: a call's result must not depend on the calls before it.
 
-`rows`, `products`, `attention` and `rope` define how each op's arguments are drawn, `others` those
-of any other op, `memory` places
-them in memory, `sequences` draws sequences of calls, `run` compares each call with the same call
-alone.
+`rows`, `products`, `attention` and `rope` define how the arguments of these ops are drawn, `others`
+those of all other ops.  `memory` places arguments in memory, `sequences` draws sequences of calls,
+`run` compares each call with the same call alone.
 """
 
 from .draws import Config

@@ -70,7 +70,7 @@ def _settings(
 
 
 def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
-    """Packed and paged keys; if a page has as many keys as heads, any layout is legal."""
+    """Concatenated and paged keys; if a page has as many keys as heads, any layout is legal."""
     names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype", "page", "order", "cache"
     return tuple(
         dict(zip(names, (4, 2, *pack, dtype, *keys, cache or dtype), strict=True))
@@ -121,7 +121,8 @@ def _decode_settings(
 def _cascade_settings(
     sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
 ) -> tuple[Setting, ...]:
-    """If shared keys and heads are equal in number, any layout is legal."""
+    """Those of decoding with 33, 0 or 200 shared keys in turn; with 2, the number of KV heads, if
+    sequences have at most 2 keys: then any layout is legal."""
     lengths = 33, 0, 200
     return tuple(
         {**setting, "shared": lengths[number % 3] if setting["sk"] > 2 else 2}
@@ -142,7 +143,7 @@ def _thd(heads: str, lengths: str, dim: str) -> ShapeOf:
 
 
 def _keys(dim: str) -> ShapeOf:
-    """Shape of attention_varlen's keys, packed or paged."""
+    """Shape of attention_varlen's keys, concatenated or paged."""
 
     def shape(s: Setting) -> Shape:
         if s["page"] is None:
@@ -158,7 +159,7 @@ def _rows_of_pages(s: Setting) -> Shape:
 
 
 def _pages_of(s: Setting) -> np.ndarray:
-    """A block table with equal room for every sequence."""
+    """A block table; every sequence has as many pages as the longest needs."""
     room = -(-max(s["lengths_k"]) // s["page"])
     return np.arange(len(s["lengths_k"]) * room).reshape(-1, room)
 
@@ -170,13 +171,13 @@ def _pages_of_keys(draw: Draw, s: Setting) -> Integers | None:
 
 
 def _lens_of_keys(draw: Draw, s: Setting) -> Integers | None:
-    """Rarely drawn with packed keys, which refuse it."""
+    """seq_lens_k; rarely drawn with concatenated keys, for which it is illegal."""
     given = s["page"] is not None or draw.choice((*[False] * 9, True))
     return _integers(draw, s["lengths_k"]) if given else None
 
 
 def _offsets_of_keys(draw: Draw, s: Setting) -> Any:
-    """Rarely drawn with pages, which refuse it."""
+    """cu_seqlens_k; rarely drawn with pages, for which it is illegal."""
     given = s["page"] is None or draw.choice((*[False] * 9, True))
     return _offsets("lengths_k")(draw, s) if given else None
 
