@@ -49,7 +49,7 @@ template <class Traits> struct KernelSm90 {
             auto* scratch = reinterpret_cast<typename Order::Length*>(storage.queries[0].bytes);
             storage.sequences.template make<Traits>(params, a.cu_seqlens_q, a.cu_seqlens_k,
                                                     scratch);
-            fence_async_proxy();
+            fence_async_proxy();  // TMA loads queries to the scratch
         }
         sync_block();
         if (threadIdx.x / 128 == kConsumers) {

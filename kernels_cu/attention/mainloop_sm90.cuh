@@ -124,7 +124,7 @@ template <class Traits> struct MainloopSm90 {
     DEVICE void finish(int query_stage, const QueryTile& tile) {
         epilogue.store(query_stage, tile, softmax, top, outputs);
     }
-    // Releases the values of a key tile that only other warpgroups keep, once they have arrived: a
+    // Releases the values of a key tile that only other warpgroups use, once they have arrived: a
     // phase of `empty` has one arrival per warpgroup.  Warps that do not release do not wait,
     // because they can be more than a phase late.
     DEVICE void release_unused(KvState at) {
@@ -237,8 +237,9 @@ template <class Traits> struct MainloopSm90 {
         }
     }
 
-    // Warpgroups skip the key tiles that they do not keep.  A warpgroup processes runs of tiles
-    // that it keeps: values that it has not multiplied yet must not block the loads for others.
+    // Warpgroups skip the key tiles that are masked for all of their queries.  Only within a run of
+    // tiles that it uses does a warpgroup put off O += P V: values that it has not multiplied yet
+    // must not block the loads for others.
     DEVICE void run_divergent() {
         uint32_t index = 0;
 #pragma unroll 1
