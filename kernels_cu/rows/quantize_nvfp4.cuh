@@ -4,7 +4,7 @@
 #include "gemm/nvfp4.cuh"
 #include "common/vector.cuh"
 
-// Sizes and strides in elements; scale_rows, scale_groups: with padding.
+// Sizes and strides in elements.  groups: per row; scale_rows, scale_groups: with padding.
 struct QuantizeNvfp4Params {
     int64_t batch, rows, groups, scale_rows, scale_groups;
     int64_t batch_stride, row_stride, col_stride;  // of x
