@@ -43,8 +43,8 @@ struct KvScales {
 // Probabilities times value scales of tokens must fit Element.  Therefore they and the output
 // accumulators are in units of a power of two, at least the largest such scale so far.
 template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct TileScales {
-    static constexpr float kSmallestUnit = 0x1p-125f;
-    float factor;  // of all scores
+    static constexpr float kSmallestUnit = 0x1p-125f;  // units and their inverses are normal
+    float factor;                                      // of all scores
     bool of_keys, of_values;
     float unit;
 

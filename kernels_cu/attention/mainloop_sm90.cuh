@@ -23,6 +23,7 @@ template <class Traits> struct MainloopSm90 {
     using Scores = float[kTileN / 2];
     using Outputs = float[kHeadDimV / 2];
     using Probabilities = uint32_t[kSteps][4];
+    // Named barriers from 8 on: those from 1 on are of single warpgroups (EpilogueSm90).
     using Order = pipeline::OrderedBarrier<Traits::kConsumers, 8>;
 
     Storage& storage;

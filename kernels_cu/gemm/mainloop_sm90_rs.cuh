@@ -189,6 +189,8 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             next = work.count * of_tile;
             end = next + of_tile;
         }
+        // Waits for turn `next` of the warpgroup before; warpgroup 0 waits for turn next - 1 of the
+        // last warpgroup.
         DEVICE void wait() {
             storage.warpgroups[consumer].wait((next++ & 1) ^ (consumer == 0 ? 1 : 0));
         }

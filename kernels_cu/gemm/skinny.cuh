@@ -313,7 +313,7 @@ constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct SkinnyGemmStorage {
     union Warp {
         SkinnyStage stages[kStages];
-        ElementAccumulator acc[kRows][kCols + 4];
+        ElementAccumulator acc[kRows][kCols + 4];  // padded against bank conflicts
     } warps[kWarps];
 
     // Adds kRun adjacent accumulators of all warps to totals.

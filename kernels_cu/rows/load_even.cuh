@@ -89,6 +89,7 @@ struct EvenTile {
     }
 };
 
+// Keeps the vector packed until its next use: unpacked it takes twice the registers.
 DEVICE void keep_packed(RowVector& vector) {
 #pragma unroll
     for (auto& access : vector.bytes) {
@@ -132,7 +133,6 @@ struct EvenRows {
     template <bool kOnce>
     DEVICE RowVector get(int r, int i) {
         if constexpr (kInRegisters) {
-            // Stays packed until its next use: unpacked it takes twice the registers.
             if constexpr (!kOnce) keep_packed(registers[r][i]);
             return registers[r][i];
         } else {

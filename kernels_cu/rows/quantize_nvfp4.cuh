@@ -12,6 +12,7 @@ struct QuantizeNvfp4Params {
     int64_t matrix_scales;
 };
 
+// e2m1's largest value, e4m3's largest and its smallest normal value.
 constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
 
 // Bits of a group's elements.  The bits of |x| have the order of |x|; those of infinity and NaN are
