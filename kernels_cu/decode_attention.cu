@@ -6,10 +6,11 @@
 // in order, then all groups are merged in order.  Therefore a sequence's results are bitwise
 // independent of the batch and of the assignment of chunks to blocks.
 //
-// A block computes one chunk, or one or several whole groups, which it folds in registers
-// (attention/decode/mainloop.cuh).  Partial results go to global memory.  The last block of a group
-// folds its chunks; the last block of a sequence merges its groups (attention/decode/epilogue.cuh).
-// Counters identify the last block, which resets them to 0.
+// A block computes params.chunks_per_block adjacent chunks: 1, 2 or 4, each a partial result, or
+// whole groups, which it folds in registers (attention/decode/mainloop.cuh).  Partial results go to
+// global memory.  The last block of a group folds its chunks; the last block of a sequence merges
+// its groups (attention/decode/epilogue.cuh).  Counters identify the last block, which resets them
+// to 0.
 //
 // Constants: Element, kTileM (rows per block), kTileN (keys per tile), kDim (D and Dv padded),
 // kStages, kMaxChunks, kChunksPerGroup.

@@ -1,6 +1,6 @@
 // decode_attention_formula.cu: decode_attention_general.cu with user formulas for the score and the
 // mask (attention/decode/formula.cuh).  Fully masked key tiles are not read.
-// Constants and launch: decode_attention.cu; kTileM is 16.
+// Constants and launch: decode_attention.cu; kTileM is 8 or 16.
 #include "attention/decode/formula.cuh"
 #include "attention/decode/mainloop.cuh"
 

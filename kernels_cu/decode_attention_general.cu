@@ -1,6 +1,6 @@
 // decode_attention_general.cu: decode_attention.cu with the options of attention/decode/score.cuh:
 // windows, soft caps, ALiBi and sinks.  Chunks begin at the window of the first query.
-// Constants and launch: decode_attention.cu; kTileM is 16.
+// Constants and launch: decode_attention.cu; kTileM is 8 or 16.
 #include "attention/decode/mainloop.cuh"
 
 static_assert(!kHasMergeKernel, "decode_merge.cu knows no windows");

@@ -2,6 +2,7 @@
 // the statistics from which normalize_logits.cu computes the softmax.
 //
 // Mixed-input mainloop with a partial-softmax epilogue (gemm/epilogue/partial_softmax.cuh).
+// Types: Mainloop, a MainloopSm90RS, Epilogue, a PartialSoftmaxEpilogue, and Scheduler.
 // Launch: grid (any), block (kNumThreads = 384), dynamic shared memory
 // sizeof(Kernel::SharedStorage).  statistics: (m, ceil(n / kSetColumns)).
 #include "gemm/epilogue/partial_softmax.cuh"

@@ -1,6 +1,7 @@
 // dequantize_nvfp4.cu: y = code * scale for batches of NVFP4 matrices, exact in FP16 and BF16.
 //
-// One launch decodes all NVFP4 operands of a product.  The FP32 global scale is not applied.
+// One launch decodes all NVFP4 operands of a product, at most three.  The FP32 global scale is not
+// applied.
 // Constants: Element, the type of y: (batch, rows, 8 * words), contiguous.
 // Launch: grid (any), block (kNumThreads).
 #include "gemm/dequantize_nvfp4.cuh"

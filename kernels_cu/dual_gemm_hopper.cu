@@ -3,6 +3,7 @@
 // Half of a tile's kTileN columns come from B1, the other half are the same columns of B2.  Their
 // stages are adjacent in shared memory, so that the mainloop reads one matrix B
 // (gemm/epilogue/gated.cuh).
+// Types: Mainloop, Epilogue, a GatedEpilogue, and Scheduler.
 // Launch: see gemm_hopper.cu.  Tensor maps: DualArguments.
 #include "gemm/epilogue/gated.cuh"
 #include "gemm/kernel_sm90.cuh"

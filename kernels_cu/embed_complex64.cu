@@ -6,13 +6,14 @@
 //     [-y, x].
 //
 // B' has the memory order of B: row-major, or column-major, which is stored as the transpose.
+// "far" and "near" are the outer and the inner dimension in memory.
 // Launch: grid (any), block (kNumThreads): a block embeds one contiguous row of B after another.
 #include "common/vector.cuh"
 
 struct EmbedParams {
-    int64_t matrix_step, far_step, near_step;  // strides of B, in elements
+    int64_t matrix_step, far_step, near_step;  // strides of B, in complex elements
     int64_t pitch;                             // row stride of B', in floats
-    int64_t num_rows, near_size;               // rows of all matrices B in memory; their length
+    int64_t num_rows, near_size;               // memory rows of all matrices B; elements per row
     int32_t far_size;                          // rows per matrix in memory
     uint32_t flip;  // XORed into the first row's imaginary parts: 0; transposed: the sign bit
 };

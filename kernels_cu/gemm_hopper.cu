@@ -2,6 +2,8 @@
 //
 // Persistent and warp-specialised: one producer warpgroup issues TMA loads, the consumer warpgroups
 // run wgmma and the epilogue.
+// Types: Mainloop (gemm/mainloop_sm90.cuh), Epilogue, a MatmulEpilogue, and Scheduler
+// (gemm/scheduler.cuh).
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 256, 384 or 512), dynamic
 // shared memory sizeof(Kernel::SharedStorage).  Tensor maps: MatmulArguments.
 #include "gemm/epilogue/matmul.cuh"

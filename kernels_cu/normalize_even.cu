@@ -1,6 +1,11 @@
 // normalize_even.cu: layer_norm (kCentered) and rms_norm of even rows, without options
 // (rows/norm_even.cuh).
 // Other arguments: see normalize_shared.cu, also for null ones.
+// Constants: Element, kCentered, kResidual (common/presence.cuh), kQuantized, kRowsPerThread,
+// kInRegisters, kWeightsFirst; see also rows/tile.cuh.
+// Launch: grid (ceil(rows / (kRowsPerBlock * kRowsPerThread)) * blocks of a cluster), block
+// (kNumThreads), clusters of at most kClusterSize blocks, dynamic shared memory
+// sizeof(EvenStorage), twice that with a residual; none with kInRegisters.
 #include "rows/norm_even.cuh"
 
 // Parameters are in the order of first use, because they are fetched in 64-byte lines of the

@@ -1,6 +1,6 @@
 // normalize_persistent.cu: layer_norm (kCentered) and rms_norm of even rows, without options, by
 // persistent, warp-specialised blocks or clusters; weights and biases stay in registers.
-//   sum         null without a residual; layer_norm has none.
+//   sum         null without a residual.  layer_norm takes no residual here.
 //   counter     0 before and after the launch.
 // Other arguments: see normalize_shared.cu, also for null ones.
 // Constants: Element, kCentered; see also rows/persistent.cuh.

@@ -5,6 +5,8 @@
 // than one vector per thread are loaded twice; the second load hits a cache.
 //   kVectorWidth > 1: tile_cols is a multiple of kVectorWidth; rows of x and y are contiguous and
 //   aligned to vectors.
+// Constants: Element; see also rows/tile.cuh.
+// Launch: grid (ceil(params.num_tiles / kRowsPerBlock)), block (kNumThreads).
 #include "rows/quantize_global_tiles.cuh"
 
 KERNEL void quantize_global_tiles(const Element* x, void* y, float* scales,

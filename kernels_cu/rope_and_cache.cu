@@ -4,9 +4,10 @@
 //   each pair of y, t = position * inv_freq[pair], or cos t and sin t read from row `position` of
 //   a table.  Results are rounded once; 8-bit caches divide by their scale before.
 // Each token has the heads of q, then k, then (with a cache) v, numbered in a row.  A group of
-// 2^lanes_log2 threads has one head of kTokens tokens at a time.  So what depends on the head alone
-// is computed once for all of them.  A block computes each angle of its tokens once.
-// Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kTokens, kTableFloats.
+// 2^lanes_log2 threads has one head of kTokens tokens at a time, so that what depends on the head
+// alone is computed once for all of them.  A block computes each angle of its tokens once.
+// Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kTokens (per block),
+// kTableFloats (at least the floats of Tables).
 // Launch: grid (p.blocks_per_token * ceil(p.num_tokens / kTokens)), block (kNumThreads).
 #include "rope/block.cuh"
 

@@ -5,7 +5,8 @@
 // Constants: Element, kScaled; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper
 // limits.
 // Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
-// params.blocks, dynamic shared memory one vector per vector of the block's threads.
+// params.blocks, dynamic shared memory sizeof(RowVector) times the block's vectors of a row,
+// rounded up to whole threads.
 #include "rows/softmax_cluster.cuh"
 
 KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,

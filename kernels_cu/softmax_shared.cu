@@ -7,6 +7,9 @@
 // The scale is applied after the subtraction, so that 3e38 does not give inf - inf.  Exponentials
 // are base 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest
 // score.
+// Constants: Element; see also rows/tile.cuh.
+// Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
+// shared memory sizeof(SharedRowStorage<Element>).
 #include "rows/softmax_shared.cuh"
 
 KERNEL void softmax_shared(const Element* x, const uint8_t* mask, void* y, MaxSum* statistics,

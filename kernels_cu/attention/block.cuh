@@ -5,8 +5,8 @@
 // of kTileN keys from the last to the first.  The copy of a tile's values overlaps S = Q K^T, the
 // copy of the next tile's keys overlaps O += P V.  Scores stay in registers, where the online
 // softmax turns them into probabilities of type Element (attention/online_softmax.cuh).  Only tiles
-// at the end of a row's keys are masked, in a separate loop.  Tiles that no query of the block
-// keeps are not loaded.
+// at the end of a row's keys are masked, in a separate loop.  Tiles that are masked for all queries
+// of the block are not loaded.
 // Constants: Element; kHeadDim, to which shared memory pads the head sizes with zeros; kTileM,
 // kTileN; kMasked: calls can have a mask, and scores scaled before the softmax; kHalfScores: FP16
 // accumulators for q k^T; kGeneral: scores have the options of GeneralScore; needs kMasked.
@@ -115,11 +115,12 @@ struct WarpRows {
     Outputs outputs;
 };
 
-// Rematerialised by each caller, so that it is not live across the mainloop.
+// The warp's first row in the block's tile.  Rematerialised by each caller, so that it is not live
+// across the mainloop.
 DEVICE int first_row_of_warp() { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; }
 
-// Calls f(top, m, r) with the largest score of row r of row fragment m, in the one lane that owns
-// the row.
+// Calls f(top, m, r) with the row maximum (AttentionStorage::tops) of row r of row fragment m, in
+// the one lane that owns the row.
 template <class F>
 DEVICE void for_each_top(AttentionStorage& storage, F f) {
     const int lane = lane_id(), first = first_row_of_warp();
@@ -226,7 +227,7 @@ template <class Copier> struct Walk {
         copier.template start_values<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
         if constexpr (kHeadDim < 256 ? !kMasked : kHalfScores) loaders.forget();
-        bool seen = true;  // the warp's last row keeps some key
+        bool seen = true;  // some row of the warp can keep a key of the tile
         if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
             // The vote tells the compiler that `seen` is uniform.
@@ -359,7 +360,7 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     Walk<typename KvSource::Copier> walk{storage, params,       head, mask, copier,     tiles,
                                          loaders, rows_of_warp, row,  end,  keeps_tops, more};
     walk.look();
-    // All rows keep the keys that the first row keeps.
+    // Keys below this are kept by all rows: with causality the first row keeps the fewest.
     const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;
     while (walk.more && tiles.key + kTileN > whole_keys) walk.template step<false>();
     if constexpr (kTwoLoops) {

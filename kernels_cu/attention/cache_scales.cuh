@@ -1,5 +1,5 @@
-// Scales of 8-bit caches of keys and values: one number, one per KV head, or one per token and
-// head.
+// Scales of 8-bit caches of keys and values: one per cache, one per KV head, or one per token and
+// KV head.
 //
 // A head's key scale multiplies all scores, its value scale the results.  Key scales of tokens
 // multiply the scores of their keys, value scales of tokens the probabilities.
@@ -40,11 +40,11 @@ struct KvScales {
 // Applies scales to a warp's scores of one tile of keys.  Layout: of a fragment's values; Rows:
 // RowsOfLane<Layout>.
 //
-// Probabilities times scales of tokens must fit Element.  Therefore they and the output
+// Probabilities times value scales of tokens must fit Element.  Therefore they and the output
 // accumulators are in units of a power of two, at least the largest such scale so far.
 template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct TileScales {
-    static constexpr float kSmallestUnit = 0x1p-125f;
-    float factor;  // of all scores
+    static constexpr float kSmallestUnit = 0x1p-125f;  // units and their inverses are normal
+    float factor;                                      // of all scores
     bool of_keys, of_values;
     float unit;
 
@@ -54,7 +54,8 @@ template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct
           of_values(scales.v.tokens != nullptr),
           unit(kSmallestUnit) {}
 
-    // Calls f(n, i, scale) for each key of this lane's values.  scales: of the warp's keys.
+    // Calls f(n, i, scale) for this lane's accumulators; scale: their key's.  scales: of the warp's
+    // keys.
     template <class F> DEVICE static void for_each(const float* scales, const F& f) {
 #pragma unroll
         for (int n = 0; n < kKeyFragments; ++n) {

@@ -23,7 +23,7 @@ template <class Traits> struct KernelSm90 {
     using Storage = SharedStorage<Traits>;
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
-    // Registers per thread; an SM has 65536.
+    // Registers per thread; their sum over the warpgroups is at most 65536 / 128 = 512.
     static constexpr bool kManyInProducer =
         Traits::kDivergent || (Traits::kGeneral && Traits::kDynamic);
     static constexpr int kProducerRegisters = kManyInProducer ? 56 : kConsumers == 2 ? 40 : 32;
@@ -49,7 +49,7 @@ template <class Traits> struct KernelSm90 {
             auto* scratch = reinterpret_cast<typename Order::Length*>(storage.queries[0].bytes);
             storage.sequences.template make<Traits>(params, a.cu_seqlens_q, a.cu_seqlens_k,
                                                     scratch);
-            fence_async_proxy();
+            fence_async_proxy();  // TMA loads queries to the scratch
         }
         sync_block();
         if (threadIdx.x / 128 == kConsumers) {

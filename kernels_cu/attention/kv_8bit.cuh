@@ -29,7 +29,7 @@ struct ScaledPagedKv {
         const AttentionParams& params;
         int kv_head;
         TileScales<Layout, Rows, kRowFragments, kKeyFragments> scales;
-        static constexpr bool kAhead = kHeadDim <= 128;
+        static constexpr bool kAhead = kHeadDim <= 128;  // registers suffice for codes loaded ahead
         int first_key, num_rows;                         // of the tile that was started last
         Vector<CacheElement, kPerChunk> codes[kPasses];  // of its keys or values
         float k_scale, v_scale;                          // of this thread's key

@@ -23,6 +23,7 @@ template <class Traits> struct MainloopSm90 {
     using Scores = float[kTileN / 2];
     using Outputs = float[kHeadDimV / 2];
     using Probabilities = uint32_t[kSteps][4];
+    // Named barriers from 8 on: those from 1 on are of single warpgroups (EpilogueSm90).
     using Order = pipeline::OrderedBarrier<Traits::kConsumers, 8>;
 
     Storage& storage;
@@ -124,7 +125,7 @@ template <class Traits> struct MainloopSm90 {
     DEVICE void finish(int query_stage, const QueryTile& tile) {
         epilogue.store(query_stage, tile, softmax, top, outputs);
     }
-    // Releases the values of a key tile that only other warpgroups keep, once they have arrived: a
+    // Releases the values of a key tile that only other warpgroups use, once they have arrived: a
     // phase of `empty` has one arrival per warpgroup.  Warps that do not release do not wait,
     // because they can be more than a phase late.
     DEVICE void release_unused(KvState at) {
@@ -237,8 +238,9 @@ template <class Traits> struct MainloopSm90 {
         }
     }
 
-    // Warpgroups skip the key tiles that they do not keep.  A warpgroup processes runs of tiles
-    // that it keeps: values that it has not multiplied yet must not block the loads for others.
+    // Warpgroups skip the key tiles that are masked for all of their queries.  Only within a run of
+    // tiles that it uses does a warpgroup put off O += P V: values that it has not multiplied yet
+    // must not block the loads for others.
     DEVICE void run_divergent() {
         uint32_t index = 0;
 #pragma unroll 1

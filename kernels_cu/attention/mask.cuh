@@ -1,4 +1,5 @@
-// Which keys a query keeps: those within the sequence, within causality, and kept by the mask.
+// Which keys a query keeps, that is, attends to: those within the sequence, within causality, and
+// kept by the mask.
 #pragma once
 #include "common/dtype.cuh"
 
@@ -41,7 +42,7 @@ struct HeadMask {
     DEVICE int block_type(int row, int col) const {
         return arrays.block_types[block(row >> params.q_shift, col >> params.kv_shift)];
     }
-    // `row` keeps only keys below this in a causal block.
+    // `row` keeps only keys below this; a limit in causal blocks only.
     DEVICE int block_limit(int row, int type) const {
         return type == kCausalBlock ? row + params.causal_offset + 1 : 0x7fffffff;
     }

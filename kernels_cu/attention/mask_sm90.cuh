@@ -13,8 +13,8 @@ struct FragmentLayout {
     DEVICE static constexpr int col(int lane, int i) { return lane % 4 * 2 + i % 2; }
 };
 
-constexpr int kUnlimited = 0x7fff0000;  // larger than any key, with room for some rows
-constexpr uint32_t kMore = 4;           // more than the number of block types
+constexpr int kUnlimited = 0x7fff0000;  // above all keys; adding a row does not overflow
+constexpr uint32_t kMore = 4;           // bit of KeyRange::state above the block type
 
 // First rows in a query tile.  Rematerialised by each caller, so that they are not live across the
 // mainloop.
@@ -70,7 +70,7 @@ template <class Traits> struct KeyRange {
     DEVICE int begin_of_first(const GeneralParams& params) const {
         return params.options.left >= 0 ? seen - params.options.left : -kUnlimited;
     }
-    // Uniform over the warpgroup.
+    // Whether key tiles remain; uniform over the warpgroup.
     DEVICE bool more() const { return Mask::kBlocks ? state & kMore : state > 0; }
     DEVICE int type() const { return int(state % kMore); }  // the block's type
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }

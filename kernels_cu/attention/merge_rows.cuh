@@ -33,6 +33,8 @@ struct MergeWeights {
         second = share(lse2, weight2 * inverse);
     }
     DEVICE float lse() const { return largest + log_accurate(sum); }
+    // At least the smallest normal number for a result with keys, so that its infinities and NaN
+    // propagate.
     DEVICE static float share(float lse, float x) {
         const float nonzero = x < kSmallestNormal ? kSmallestNormal : x;
         return lse == -kInfinity ? 0.0f : nonzero;

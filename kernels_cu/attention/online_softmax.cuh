@@ -2,10 +2,11 @@
 // rescale the outputs so far.
 //
 // Exponents are (score - origin) * scale + kShift, base 2: one FMA each, which subtracts the
-// rounded origin * scale - kShift from score * scale.  A row's origin is its largest score so far,
-// but it moves only when that has grown by more than kRescaleAbove, because every move rescales all
-// outputs.  Probabilities are at most 2^(kShift + kRescaleAbove), which FP16 represents; kShift
-// makes fewer of them subnormal.  A row's origin depends only on the row's own scores.
+// rounded origin * scale - kShift from score * scale.  A row's origin is its row maximum as of the
+// last rescale.  It moves only when the maximum has grown by more than kRescaleAbove, because every
+// move rescales all outputs.  Probabilities are at most 2^(kShift + kRescaleAbove), which FP16
+// represents; kShift makes fewer of them subnormal.  A row's origin depends only on the row's own
+// scores.
 //
 // Rounding origin * scale multiplies all exponentials of a row by the same factor.  Beyond kFar
 // this factor can exceed FP16's range; there the origin is subtracted before the FMA.
@@ -84,10 +85,10 @@ struct RowsOfLane {
     }
 };
 
-constexpr float kRescaleAbove = 8.0f;
-// FP16's range ends at 2^16.
+constexpr float kRescaleAbove = 8.0f;  // difference of exponents, base 2
+// FP16's range ends at 2^16; probabilities reach 2^(kShift + kRescaleAbove) = 2^15.
 template <class T> constexpr float kShift = kSame<T, half> ? 7.0f : 0.0f;
-constexpr float kFar = 0x1p23f;  // up to here rounding is a factor of at most 2^(1/2)
+constexpr float kFar = 0x1p23f;  // |origin * scale| whose rounding is a factor of at most 2^(1/2)
 
 // State of a lane's rows in one row of fragments.  T: type that probabilities are rounded to.
 // scale: the positive factor of scores, base 2.
@@ -121,9 +122,9 @@ struct OnlineSoftmax {
         }
         any_far = is_far(score, scale);
     }
-    // A step, before `exponentiate`: `look`; `move` and `subtract_far` if any_far or `exceeds` is
-    // true in any lane; then the outputs so far must be multiplied by `factors`.
-    // largest: this lane's largest score of each row; -inf: none.
+    // A step: `look`.  If any_far or `exceeds` is true in any lane: `move` and `subtract_far`, and
+    // the caller multiplies the outputs so far by `factors`.  Then `exponentiate`.  largest: this
+    // lane's largest score of each row; -inf: none.
     template <int kFragments, class Score>
     DEVICE static void look(const Score& score, float (&largest)[kRows]) {
 #pragma unroll

@@ -12,7 +12,7 @@ template <class Traits> struct ProducerSm90 {
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
     using Score = typename Traits::Score;
-    // One list of key blocks per block row of the tile.
+    // One list of key blocks per block row of the tile; uniform masks have one block row.
     using AllTiles = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN,
                               Mask::kBlocks && !Mask::kFormula, false, Traits::kGeneral>;
     using KeyTileIterator =
@@ -102,7 +102,7 @@ template <class Traits> struct ProducerSm90 {
                 q_map, storage.query_pipeline.full[query.stage],
                 {row, head.head, head.batch, int(head.q_first), head.sq});
             if (more) load_keys(head, mask, row, keys, index);
-            // Overlaps the loads.
+            // Finding the next tile overlaps these loads.
             find_tile(scheduler, count + 1);
             for (; more; ++index) {
                 const int key = keys.key;

@@ -87,7 +87,7 @@ template <class Traits> struct TileScheduler {
         if constexpr (Traits::kDynamic) {
             if (!is_first) {
                 tile = int(gridDim.x + taken);
-                // The counter gets one increment per tile; this was the last one.
+                // The counter gets one increment per tile: the last one resets it to 0.
                 if (taken == uint32_t(count - 1)) atomic_add(counter, 0u - uint32_t(count));
             }
             is_first = false;

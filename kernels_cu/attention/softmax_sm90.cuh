@@ -62,6 +62,7 @@ template <class T, class Layout> struct SoftmaxSm90 : OnlineSoftmax<T, Layout> {
 
   private:
     DEVICE void set_limits(float scale) {
+        // 1 less than the threshold: the rounding of the limit must not hide a move.
         const float grows = (kRescaleAbove - 1.0f) * reciprocal_approx(scale);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

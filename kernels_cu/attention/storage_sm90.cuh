@@ -77,7 +77,7 @@ struct QueryTile {
 struct alignas(16) KeyStep { int key, type, partial, last; };
 
 template <class Traits> struct SharedStorage {
-    // The producer writes a query tile before the consumers have finished the last but one.
+    // The producer writes query tile i + 1 while consumers can still read tile i - 1.
     static constexpr int kTiles = 4;
     static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages;
     static constexpr int kConsumers = Traits::kConsumers;

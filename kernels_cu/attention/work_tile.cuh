@@ -11,8 +11,8 @@ struct AttentionParams {
     int64_t tiles, heads_per_section;
     int64_t total_q, total_k;  // varlen: total rows; else 0
     MaskParams mask;
-    // If prescale, scores are q k^T * score_scale.  Exponents are scores * exponent_scale (base 2);
-    // scores * unit have base e.
+    // Scores are q k^T, times score_scale if prescale.  score * exponent_scale is the exponent in
+    // base 2, score * unit in base e.
     float score_scale, exponent_scale, unit;
     int32_t prescale, causal, offset, bottom_right, padding;
 };
@@ -134,8 +134,9 @@ struct AttentionWorkTile {
 
 // Iterates over the key tiles that a query tile needs, in descending order: tiles below `end`, and
 // with a block mask only tiles of blocks that one of its block rows keeps.  Only the first tile can
-// reach past `end`.  kWarps: state is uniform over warps; serves other masks, too.  kWindow: only
-// tiles from `begin` on, the first key of a tile; otherwise `begin` is 0.
+// reach past `end`.  kWarps: whole warps iterate, and keep the state uniform; serves calls without
+// a block mask, too.  kWindow: only tiles from `begin` on, the first key of a tile; otherwise
+// `begin` is 0.
 template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false, bool kWindow = false>
 struct KeyTiles {
     int key, begin;  // key: the tile's first key

@@ -1,6 +1,6 @@
 // Constant-bank prefetch: each warp reads a different 64-byte line of the kernel's parameters, so
 // that the lines are fetched concurrently instead of one after another at their use.  The result is
-// practically never true; it keeps the loads alive.
+// practically never true; it keeps the compiler from removing the loads.
 #pragma once
 template <class Params>
 DEVICE bool prefetch_params(const Params& params, int warp) {

@@ -88,7 +88,7 @@ template <class Expression, int kRun> struct StoreMore {
     }
 };
 
-// Takes MatrixEpilogue's place.
+// The epilogue with a formula, with MatrixEpilogue's interface.
 template <class Expression> struct ExpressionEpilogue {
     using Rows = typename Expression::Rows;
     const MatrixEpilogue& matrix;
@@ -132,7 +132,7 @@ template <class Expression> struct ExpressionEpilogue {
     }
 };
 
-// A formula of both products of a dual GEMM.  Takes SiluRuns' place (gemm/epilogue/gate.cuh).
+// A formula of both products of a dual GEMM, with SiluRuns' interface (gemm/epilogue/gate.cuh).
 template <class Expression> struct ExpressionRuns {
     using Rows = typename Expression::Rows;
     ExpressionOperands operands;

@@ -26,12 +26,14 @@ DEVICE Interval<To> converted(Interval<T> x) {
 template <class T> DEVICE T least(T a, T b) { return a < b ? a : b; }
 template <class T> DEVICE T most(T a, T b) { return a < b ? b : a; }
 
+// Whether x can be NaN: both of its bounds are infinite, or NaN.
 DEVICE bool is_wild(Interval<float> x) { return !(x.lo > -kInfinity || x.hi < kInfinity); }
 template <class T> DEVICE bool is_wild(Interval<T>) { return false; }
 // Infinite bounds if `wild` or if a bound is NaN.
 DEVICE Interval<float> checked(Interval<float> x, bool wild) {
     return wild || x.lo != x.lo || x.hi != x.hi ? any_real() : x;
 }
+// Wider by more than the rounding of an operation: 2^-20 of a bound, and 2^-120, above subnormals.
 DEVICE Interval<float> widened(Interval<float> x, bool wild) {
     return checked({x.lo - (magnitude(x.lo) * 0x1p-20f + 0x1p-120f),
                     x.hi + (magnitude(x.hi) * 0x1p-20f + 0x1p-120f)},
@@ -40,6 +42,8 @@ DEVICE Interval<float> widened(Interval<float> x, bool wild) {
 template <class T> DEVICE Interval<T> widened(Interval<T> x, bool) { return x; }
 template <class T> DEVICE Interval<T> checked(Interval<T> x, bool) { return x; }
 
+// The interval of an operation whose extremes are at the corners of the argument intervals; NaN if
+// one is.
 template <class T>
 DEVICE Interval<T> corners(T a, T b, T c, T d) {
     if (a != a || b != b || c != c || d != d) return {a + b + c + d, a + b + c + d};

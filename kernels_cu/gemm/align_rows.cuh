@@ -1,10 +1,11 @@
-// Copies of misaligned rows: 16-byte chunks, each assembled from two aligned ones.
+// Copies misaligned rows to aligned ones, which mainloops can load by vectors.  Each 16-byte chunk
+// is assembled from the two aligned chunks that it overlaps.
 #pragma once
 #include "common/shared_tile.cuh"
 
 struct CopyParams {
     int64_t source_row, result_row,
-        source_bytes;    // strides of rows; size of the source
+        source_bytes;    // row strides and size of the source, in bytes
     int64_t num_chunks;  // 16-byte chunks of the result, less than 2^32
     int32_t row_chunks, padding;
 };

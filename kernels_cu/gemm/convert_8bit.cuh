@@ -14,19 +14,20 @@ template <class Mainloop> struct Convert8Bit {
     static constexpr bool kMnMajor = Mainloop::kMnMajorRows;
     static constexpr bool kPair = Mainloop::Operands::B::kCount == 2;
     static_assert(!(kPair && kMnMajor), "a register would have rows of one matrix");
-    // K-major: distance of a thread's two rows.
+    // K-major: tile rows between a thread's two rows of wgmma's A.
     static constexpr int kSecondRow = kPair ? Mainloop::kRows / 2 : 8;
-    // k per conversion.  Four consumer warpgroups have registers for only 32.
+    // Elements of k per conversion.  Four consumer warpgroups have registers for only 32.
     static constexpr int kDepth = Mainloop::kTileK < 128 || Mainloop::kConsumers > 3 ? 32 : 64;
     using Fragment = uint32_t[kDepth / kMmaK][4];
-    // Sliced-K: no gain, and wrong results on an H200 (docs/experiments.md).
+    // Not with sliced-K: no gain.  An early version was wrong on the H200, a later one correct; the
+    // cause is unknown (docs/experiments.md).
     static constexpr bool kFetches = !Mainloop::kSlicedK;
     static constexpr float kUnit = 1.0f;
     using Fetched = uint32_t[kMnMajor ? kDepth / 8 : kDepth / 4];
-    int row;  // the warp's first of 16 rows in the tile; Pair: of 8, of either matrix
+    int row;  // first of the warp's 16 tile rows; Pair: of its 8 rows of each matrix
 
     DEVICE Convert8Bit(const typename Mainloop::WorkTile&, int row) : row(kPair ? row / 2 : row) {}
-    // Loads elements of a stage from `k` on: MN-major four to a register, K-major two.
+    // Loads kDepth of k from `k` on.  A register has four elements if MN-major, two if K-major.
     DEVICE void fetch(Fetched& fetched, const unsigned char* stage, int k) const {
         const int lane = threadIdx.x % 32;
         if constexpr (kMnMajor) {
@@ -40,7 +41,7 @@ template <class Mainloop> struct Convert8Bit {
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < kDepth / 8; ++i) {  // k in steps of 16; the first row, the second
+            for (int i = 0; i < kDepth / 8; ++i) {  // i / 2: 16 of k; i % 2: first or second row
                 const int at = k + i / 2 * kMmaK;
                 const unsigned char* p =
                     stage + at / Stage::kRowBytes * Stage::kBoxBytes +

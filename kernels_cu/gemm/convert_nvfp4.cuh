@@ -21,15 +21,17 @@ template <class Mainloop> struct ConvertNvfp4 {
     struct Fetched {};
     static constexpr int kStageWords = kTileK / kWordK;  // words of four scales
     static constexpr int kPrefetchedWords = 4;           // spread over the four lanes of a row
-    // False for 256 columns: no registers are left to multiply the accumulators by kUnit.
+    // Whether fragments stay in units of kScaledUnit<To>, and kUnit multiplies the final
+    // accumulators.  Not for 256 columns, which leave no registers for that.
     static constexpr bool kUnits = Mainloop::kCols < 256;
     static constexpr float kUnit =
-        kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // factor of an accumulator
+        kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // factor of the final accumulators
 
     const RowScales& scales;
-    int first_row, second_row;  // the thread's first row in a stage; distance of its second
+    int first_row, second_row;  // the thread's first row in a stage; from it to its second
     int first;                  // first word of scales of the warpgroup's first stage
-    // Lane i of four: word i of the current kPrefetchedWords, as factors, and of the next ones.
+    // Lane i of four has word i of the current kPrefetchedWords, as factors, and of the next ones,
+    // as loaded.
     uint32_t factors[2][2], prefetched[2];
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)

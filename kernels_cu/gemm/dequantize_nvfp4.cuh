@@ -5,9 +5,9 @@
 
 struct DequantizeOperand {
     BatchLayout batch;                                     // kA: codes, kGroupsA: scales
-    int64_t batch_size, rows, words;                       // 32-bit words of eight elements
-    int64_t row_stride;                                    // of the codes
-    struct { int64_t block, quarter, row, word; } groups;  // GroupScales
+    int64_t batch_size, rows, words;                       // words: of eight elements, per row
+    int64_t row_stride;                                    // of the codes, in bytes
+    struct { int64_t block, quarter, row, word; } groups;  // strides of GroupScales
 };
 constexpr int kMostDecoded = 3;
 struct DequantizeParams { DequantizeOperand operands[kMostDecoded]; };

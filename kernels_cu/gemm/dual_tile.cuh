@@ -3,7 +3,7 @@
 #include "gemm/epilogue/linear_combination.cuh"
 #include "gemm/tile.cuh"
 
-// The kernels' arguments except their parameters.
+// The arrays of a dual GEMM; null: absent.
 struct DualOperands {
     const void *a, *b1, *b2;
     void* out;
@@ -41,7 +41,7 @@ DEVICE void multiply_and_gate(GemmStorage& storage, const TileParams& params,
                      const int64_t at_row = work.row + row, at_col = work.col + col;
                      const int64_t cols = params.n - at_col;
                      const bool outside = at_row >= params.m || cols <= 0;
-                     if (Rows::kCount == 0 && outside) return;  // otherwise all lanes reduce
+                     if (Rows::kCount == 0 && outside) return;  // row reductions take all lanes
                      Rows rows;
                      if (!outside) {
                          const int count = cols < kRun ? int(cols) : kRun;

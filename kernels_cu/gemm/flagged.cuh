@@ -1,11 +1,12 @@
-// Tiles of an FP32 product that 16-bit parts do not represent (gemm/split_float32.cuh).
+// Finds the tiles of an FP32 product that 16-bit parts do not represent (gemm/split_float32.cuh),
+// for gemm_flagged.cu.
 #pragma once
 #include "gemm/tile_fma.cuh"
 
 struct FlaggedParams {
     GemmFmaParams product;
     int64_t scales_row, scales_col;            // strides of a's block rows and b's block columns
-    int64_t num_tiles, num_scales, num_lossy;  // num_scales: along k
+    int64_t num_tiles, num_scales, num_lossy;  // num_scales: along k; num_lossy: of `lossy`
 };
 static_assert(kTileM == 128 && kTileN == 128, "a tile has one row and column of blocks");
 

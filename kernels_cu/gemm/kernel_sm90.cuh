@@ -8,6 +8,8 @@
 //              loads()
 //   Consumer   state of a consumer warpgroup: begin before a tile's mainloop, reduce and store
 //              after it, finish after the last tile
+//   kBackToBack
+//              Consumer::run_back_to_back runs the block's tiles, unless it returns false
 //   kClears    clear accumulators before the mainloop, where ptxas would otherwise serialise wgmma
 //              (C7517)
 #pragma once

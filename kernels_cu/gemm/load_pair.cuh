@@ -22,6 +22,8 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kColumns = Mainloop::kTileN / 2;  // of either matrix
     using StageA = StageOperand<typename Mainloop::Operands::A, Mainloop::kTileM, kTileK>;
     using StageB = StageOperand<OperandB, kColumns, kTileK>;
+    // kStep: bytes from a matrix's box to its next one; kSecond: from the first matrix to the
+    // second.  A K-major box has rows of both; MN-major, the first matrix's boxes come first.
     static constexpr int kBothBoxBytes = kSwapAB ? StageRows::kBoxBytes : StageCols::kBoxBytes;
     static constexpr int kStep = OperandB::kMnMajor ? StageB::kBoxBytes : kBothBoxBytes;
     static constexpr int kSecond = OperandB::kMnMajor ? StageB::kBytes : kBothBoxBytes / 2;
@@ -37,7 +39,8 @@ template <class Mainloop, class Arguments> struct PairLoader {
         return int(kSwapAB ? tile.row : tile.col);
     }
 
-    // First column of the slice that this block multicasts; is_col_edge: the matrix ends inside.
+    // First column of the slice that this block multicasts; is_col_edge: whether the matrix ends
+    // inside this slice.
     DEVICE static int slice_begin() {
         return kMulticast ? StageB::template slice_begin<Mainloop::kClusterSize>(cluster_rank())
                           : 0;

@@ -21,6 +21,7 @@ template <class Mainloop, class Arguments> struct TileLoader {
     static constexpr bool kSpreads =
         Mainloop::kSlicedK && Mainloop::kMixedInput && !Mainloop::kMnMajorRows && kCols < 64 &&
         !kMulticast && !Mainloop::kBlockScales && !kSame<typename Mainloop::RowElement, e2m1x2>;
+    // A Fibonacci hash of the tile, scaled to [0, num_k_tiles).
     DEVICE static int first_of_k(int tile, int num_k_tiles) {
         return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32)
                         : 0;

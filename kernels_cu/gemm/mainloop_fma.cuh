@@ -102,7 +102,8 @@ using CopierB = StageCopier<OperandStage<kTileN, kCopyB>, kCopyB>;
 using Accumulators = float[kThreadM][kThreadN];
 
 // Coordinates of this thread's accumulators in the tile.  Lanes that differ in bit 0 or in bit 1
-// load the same vector of one operand, so that half warps load 16 bytes in one pass.
+// load the same vector of one operand, so that a half warp's 16-byte loads take one pass over the
+// banks.
 struct ThreadCoord {
     int first_m, first_n;
 
@@ -153,7 +154,7 @@ DEVICE void multiply(Stage (&stages)[kStages], CopierA& a, CopierB& b, int num_k
     sync_block();
     Fragments fragments[2];
     fragments[0].load(stages[0], thread, 0);
-    int stage = 0, next = kStages - 1;  // the stages that are read and copied to
+    int stage = 0, next = kStages - 1;  // the stage to read, and the one to copy to
 #pragma unroll 1
     for (int left = num_k; left > 0; left -= kTileK) {
 #pragma unroll

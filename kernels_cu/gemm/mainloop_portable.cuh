@@ -40,7 +40,7 @@ static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16
 constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
-// Factor of the final accumulators (kScaledUnit).
+// Factor of the final accumulators: the inverse of their unit, kScaledUnit.
 constexpr float kAccumulatorScale = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
                                     (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
 constexpr LaneOrder kLaneOrder =
@@ -191,7 +191,7 @@ DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumul
 struct BlockScales {
     const float* a;
     const float* b[kProducts];
-    MatrixStrides a_strides, b_strides[kProducts];  // strides: rows and blocks of a, blocks of b
+    MatrixStrides a_strides, b_strides[kProducts];  // a: row, k block; b: k block, column block
     int64_t rows, cols, first_col;  // valid rows of A and columns of B; the tile's first column
 
     // Adds the MMA accumulators, times the scales of k's block, to acc, and clears them.

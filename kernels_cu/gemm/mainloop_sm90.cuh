@@ -51,7 +51,7 @@ struct BlockScales {
 // elements along k.
 struct RowScales {
     const e4m3* rows[2];
-    int64_t steps[2];  // stride of words
+    int64_t steps[2];  // from a word to the next, in elements
     int count;         // scales per row
     bool aligned;      // words are aligned
 };
@@ -74,7 +74,8 @@ DEVICE void sync_cluster() {
     cluster_arrive();
     cluster_wait();
 }
-// Cluster barrier after init, which ends with a fence: orders mbarriers only.
+// Cluster barrier after the mbarriers' init, whose fence orders them; nothing else needs ordering,
+// so the arrival is relaxed.
 DEVICE void sync_cluster_barriers() {
     cluster_arrive_relaxed();
     cluster_wait();
@@ -226,8 +227,8 @@ struct MainloopSm90 {
         }
     }
 
-    // Called by the producer thread.  Loads `num_k_tiles` k tiles from `first` on; the first
-    // `ahead` of them are loaded last.
+    // Called by the producer thread.  Loads `num_k_tiles` k tiles from `first` on, the first
+    // `ahead` of them last (TileLoader::kSpreads).
     template <bool kRowEdge, bool kColEdge>
     DEVICE static void load(SharedStorage& storage, PipelineState& state, const Source& rows,
                             const Source& cols, int first, int num_k_tiles, int ahead = 0) {

@@ -48,10 +48,11 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     using Fragment = typename Converter::Fragment;  // wgmma's A operand, kDepth of k
     static constexpr int kSteps = kTileK / kDepth;  // conversions per stage
     static_assert(kSteps % 2 == 0, "the steps alternate between two fragments");
-    // kOrdered: the warpgroups alternate.  At most two fragments, because more take too many
-    // registers.  Without block scales only for kConverts, which excludes E4M3 to FP16, a single
-    // instruction.  With block scales always, so that one promotes while the other multiplies,
-    // except with cluster split-K, which uses the warpgroups' barriers.
+    // kOrdered: the warpgroups take turns (Order).  A whole stage is in registers, at most two
+    // fragments: more take too many.  Without block scales only where conversions dominate
+    // (kConverts; E4M3 to FP16 is one instruction).  With block scales always, so that one
+    // warpgroup promotes while another multiplies; but cluster split-K uses the warpgroups'
+    // barriers itself.
     static constexpr bool kConverts = kSlicedK && kCols == 64 && !kSame<RowElement, e2m1x2> &&
                                       !(kSame<RowElement, e4m3> && kSame<ColElement, half>);
     static constexpr bool kOrdered =
@@ -148,7 +149,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                         (!kBlockScales && !first) || step > 0 || i > 0);
                 }
                 wgmma_commit();
-                wgmma_wait<1>(next);
+                wgmma_wait<1>(next);  // the previous step's wgmma has read `next` and its stage
                 if (!kBlockScales && step == 0 && !first) storage.pipeline.consumer_release(before);
                 if constexpr (Converter::kFetches) {
                     if (step + 1 < kSteps || !stages.last()) converter.convert(fetched, next);
@@ -188,6 +189,8 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             next = work.count * of_tile;
             end = next + of_tile;
         }
+        // Waits for turn `next` of the warpgroup before; warpgroup 0 waits for turn next - 1 of the
+        // last warpgroup.
         DEVICE void wait() {
             storage.warpgroups[consumer].wait((next++ & 1) ^ (consumer == 0 ? 1 : 0));
         }

@@ -27,6 +27,8 @@ struct MainloopSm90SS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     // tile; the next full stages are the other's.
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         const int consumer = work.consumer, count = work.count;
+        // Warpgroup 0 waits for the other's previous tile, warpgroup 1 for the other's tile of the
+        // same count.
         if (kPingPong) storage.warpgroups[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
         bool first = true;
         int before = 0;

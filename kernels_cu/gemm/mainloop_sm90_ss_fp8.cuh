@@ -37,6 +37,8 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static constexpr bool kBlockScales = kSame<Scaling, BlockScaled>, kLoadsScales = kBlockScales;
     static_assert(kBlockScales || kSame<Scaling, NoScales>, "scales of partial accumulators");
 
+    // Two partial accumulators: of the halves of a stage's columns (kHalves), or of two stages
+    // (kTwoStages).  Otherwise one.
     static constexpr bool kHalves = kCols <= 192 && kCols > kScaleBlock;
     static_assert(!(kHalves && kBlockScales), "columns of a partial accumulator are of one block");
     static constexpr int kPartialCols = kHalves               ? kCols / 2
@@ -50,8 +52,8 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
 
     // Block scales of kScaleK stages: for each B and each of the tile's rows of A, the row's scale
     // times the scale of the block of B.  Two warps of the producer warpgroup store them through a
-    // separate pipeline, which runs ahead, also across tiles: besides the operands' TMA loads,
-    // other loads take as long as all stages of a pipeline.
+    // separate pipeline, which runs ahead, also across tiles: beside the operands' TMA loads, a
+    // global load takes as long as all stages of their pipeline.
     static constexpr int kScaleK = 8, kScaleStages = 2, kScaleWarps = 2;
     static constexpr int kProducts = Base::Operands::B::kCount;
     static_assert(!kBlockScales || kScaleBlock % ((kSwapAB ? kRows : kCols) / kProducts) == 0,
@@ -78,7 +80,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         return kSwapAB ? row % 8 / 2 * (Base::kTileM / 4) + row / 8 * 2 + row % 2 : row;
     }
 
-    // Run by each of kScaleWarps warps.  Two lanes load the scales of a row, a sector of memory.
+    // Run by each of kScaleWarps warps.  Two lanes load a row's kScaleK scales, a 32-byte sector.
     // With two B, four lanes do, and at most four rows at once, because there are fewer registers.
     struct ScaleLoader {
         static constexpr int kLanes = 2 * kProducts, kOfLane = kScaleK / kLanes;

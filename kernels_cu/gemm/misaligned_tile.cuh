@@ -17,7 +17,7 @@ constexpr bool kIsMisaligned<MisalignedTile<T, kRows, kElements>> = true;
 
 // Byte offsets of the rows in their first chunks, the same in every stage.
 struct RowPhases {
-    uint32_t first, step;  // in bytes
+    uint32_t first, step;  // low bits of row 0's address; row stride in bytes
 
     template <class T>
     DEVICE static RowPhases of(const T* first, int64_t row_stride) {

@@ -7,7 +7,7 @@ constexpr int kGroup = 16;             // k per scale
 constexpr int kWord = 4, kWordK = 64;  // adjacent scales, and their k
 
 // Addresses of an operand's scales, from row (B: column) 0 on; strides in bytes.  Scales are plain,
-// or in blocks of 128 rows x 4 scales, in which row i is at i % 32 * 16 + i / 32 * 4.
+// or in cuBLAS's blocks of 128 rows x 4 scales, in which row i is at i % 32 * 16 + i / 32 * 4.
 struct GroupScales {
     const e4m3* scales;
     int64_t block, quarter, row, word;  // strides of 128 rows, 32 rows, a row, 4 scales

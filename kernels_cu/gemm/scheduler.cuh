@@ -20,7 +20,7 @@ template <class Mainloop> struct PersistentScheduler {
     static constexpr int kTileN = kColumns * (kSwapAB ? kMulticastTiles : 1);
 
     using Tile = GemmWorkTile;
-    int end, first, step;           // in tiles * kClusterSize
+    int end, first, step;           // in blocks: tile i is i * kClusterSize
     int first_k_tile, num_k_tiles;  // this block's range of k, at least one tile
 
     template <class Params>

@@ -23,7 +23,7 @@
 struct SkinnyGemmParams {
     int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
-    struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
+    struct { int64_t block, quarter, row, word; } groups;  // strides of GroupScales
     MatrixStrides block_scales_a, block_scales_b;          // of scale_a, scale_b, if kBlockScales
     EpilogueParams epilogue;
 };
@@ -40,7 +40,7 @@ constexpr LaneOrder kLaneOrder =
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
-// Every eighth of misaligned K-major rows of 16-bit elements has the same alignment.  A block
+// Misaligned K-major rows of 16-bit elements: every eighth row has the same alignment.  A block
 // computes columns of equal alignment: it reads B from the aligned start of each row's first chunk,
 // and A from the same number of elements before its first one.
 constexpr int kPhases = kMisaligned && !kMnMajorB ? 8 : 1;
@@ -61,7 +61,7 @@ struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
         return &this->chunks[this->index(row % kRows, chunk)];
     }
 };
-constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
+constexpr int kPerElement = kScaled ? 2 : 1;  // values per element of B
 constexpr int kStepK = kWarps * kDepth;       // k from one stage of a warp to the next
 constexpr int kRowsB = kMnMajorB ? kDepth : kTileN,
               kRowB = kMnMajorB ? kTileN : kDepth / kPerElement;
@@ -235,7 +235,7 @@ struct SkinnyScales {
     MatrixStrides of_a, of_b[kMatrices];
     int64_t first_col;  // the block's first column
 
-    // The scales that the epilogue applies.
+    // `scale` if the epilogue applies it; the mainloop applies block scales.
     DEVICE static const float* of_epilogue(const float* scale) {
         return kBlockScales ? nullptr : scale;
     }
@@ -308,12 +308,12 @@ struct NoPromotion {
 };
 using Promotion = typename Choose<kBlockScales, BlockPromotion<WarpProduct>, NoPromotion>::Type;
 using ElementAccumulator = typename WarpProduct::Scalar;
-constexpr int kRun = 4, kRowRuns = kTileN / kRun;  // columns that a thread finishes
+constexpr int kRun = 4, kRowRuns = kTileN / kRun;  // kRun: columns that a thread finishes
 constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct SkinnyGemmStorage {
     union Warp {
         SkinnyStage stages[kStages];
-        ElementAccumulator acc[kRows][kCols + 4];
+        ElementAccumulator acc[kRows][kCols + 4];  // padded against bank conflicts
     } warps[kWarps];
 
     // Adds kRun adjacent accumulators of all warps to totals.

@@ -6,12 +6,12 @@
 struct SkinnyDualParams {
     int64_t a_row, b_rows[2];  // row strides of A and of both matrices B, in elements
     int32_t k, policy;
-    struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales of NVFP4
+    struct { int64_t block, quarter, row, word; } groups[2];  // strides of GroupScales
     MatrixStrides block_scales_a, block_scales_b[2];          // of scale_a, scale_b1 and scale_b2
     EpilogueParams epilogues[2];                              // epilogues[0] has the output
 };
 
-// The kernels' arguments except their parameters.
+// The arrays of a skinny dual GEMM; null: absent.
 struct SkinnyDualOperands {
     const ElementA* a;
     const ElementB *b1, *b2;

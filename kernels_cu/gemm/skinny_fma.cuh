@@ -2,7 +2,7 @@
 //
 // A lane computes 4 x 4 accumulators.  Lanes with the same accumulators alternate over chunks of 4
 // of k; their partial accumulators are added at the end.
-// Constants: see skinny_gemm.cu.
+// Constants: see gemm/skinny.cuh.
 #pragma once
 #include "common/shared_tile.cuh"
 

@@ -25,11 +25,11 @@ struct PhaseColumns {
             row *= kPhases;
         }
     }
-    // How many of n columns there are.
+    // How many of the product's n columns are of this phase.
     DEVICE int64_t count(int64_t n) const {
         return kPhases > 1 ? (n - phase + kPhases - 1) / kPhases : n;
     }
-    // Steps from one of these columns to the next.
+    // Makes the strides of columns those from one of these columns to the next.
     DEVICE void step(EpilogueParams& own) const {
         if constexpr (kPhases > 1) {
             own.out.col *= kPhases;

@@ -160,7 +160,8 @@ DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
     const int row = p.along_mn ? warp / 4 * 8 + lane % 8 : thread / (kBlockK / kWidth);
     const int col = kWidth * (p.along_mn ? warp % 4 * 4 + lane / 8 : thread % (kBlockK / kWidth));
     float values[kLoads][kWidth];
-    uint32_t largest = 0, least = ~0u;  // least: bits of the smallest nonzero magnitude, minus 1
+    // least: bits of the smallest nonzero magnitude, minus 1: a zero wraps to the largest value.
+    uint32_t largest = 0, least = ~0u;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
         if (p.along_mn) {

@@ -22,7 +22,7 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kRowBytes;
     static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kRowBytes) == 0, "whole boxes");
 
-    static constexpr int kGroup = 8;
+    static constexpr int kGroup = 8;  // rows per period of the swizzle
     static_assert(kExtent % kGroup == 0, "whole groups");
     // Rows of A or columns of B in a box.
     static constexpr int kBoxExtent = kMnMajor ? kRowBytes * kPacked / kSize : kExtent;

@@ -12,7 +12,7 @@ enum Pass { kSinglePass, kStorePartials, kReducePartials };
 
 struct OperandParams {
     MatrixStrides strides, block_scales;
-    struct { int64_t block, quarter, row, word; } groups;  // GroupScales
+    struct { int64_t block, quarter, row, word; } groups;  // strides of GroupScales
     int32_t dtype, padding;
 };
 struct TileParams {

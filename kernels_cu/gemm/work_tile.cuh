@@ -30,7 +30,7 @@ struct BatchLayout {
     int64_t sizes[kMaxBatchDims];
     int64_t strides[kOperands][kMaxBatchDims];
 
-    // Offset of the operand's matrix `index`, less than 2^31.
+    // Offset of the operand's matrix `index`; `index` is less than 2^31.
     DEVICE int64_t offset(int operand, int64_t index) const {
         int64_t sum = 0;
         uint32_t rest = uint32_t(index);

@@ -3,7 +3,7 @@
 #pragma once
 #include "logits/skinny.cuh"
 
-constexpr int kTileSets = kTileN / kColumns;  // column sets of a tile
+constexpr int kTileSets = kTileN / kColumns;  // column sets (kSetColumns) of a tile
 
 // Loads the stages of A and B for the column sets [first_set, last_set), by one thread.
 DEVICE void load_stages(SkinnyLogitsStorage& storage, const SkinnyLogitsParams& params,

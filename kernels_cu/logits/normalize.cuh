@@ -15,7 +15,7 @@ struct NormalizeParams {
 };
 
 constexpr int kNormalRun = 8;        // columns per thread and iteration
-constexpr int kPieceColumns = 2048;  // unit of work of a block
+constexpr int kPieceColumns = 2048;  // columns of a piece, the unit in which blocks share the work
 constexpr int kBlockWarps = kNumThreads / kWarpSize;
 
 // Merges a row's statistics in a fixed order; every thread gets the result.

@@ -17,7 +17,7 @@ static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's rows");
 
 struct SkinnyLogitsParams {
     int64_t num_k_tiles;
-    int64_t rows;
+    int64_t rows;             // of A's TMA boxes: 8 or 16
     EpilogueParams epilogue;  // `out`: the logits
 };
 

@@ -11,7 +11,7 @@
 
 namespace pipeline {
 
-// The number of stages: a constant, or known at launch, at most kMost.
+// The number of stages: a compile-time constant, or a launch parameter of at most kMost.
 template <int kStages> struct StageCount {
     static constexpr int kMost = kStages;
     DEVICE static constexpr int stages() { return kStages; }
@@ -28,7 +28,7 @@ template <class Count> struct PipelineStateOf : Count {
 
     PipelineStateOf() = default;
     DEVICE explicit PipelineStateOf(const Count& count) : Count(count) {}
-    // After `passed` stages.
+    // The state after `passed` stages.
     DEVICE explicit PipelineStateOf(uint32_t passed)
         : stage(int(passed % Count::stages())), phase(int(passed / Count::stages() & 1)) {}
     DEVICE void advance() {
@@ -45,9 +45,9 @@ template <class Count> struct PipelineStateOf : Count {
 };
 template <int kStages> using PipelineState = PipelineStateOf<StageCount<kStages>>;
 
-// full: a stage's bytes have arrived; empty: its consumers have read it.  One of every
-// kThreadsPerArrival consumer threads arrives at `empty` in each of the kMulticastSize blocks that
-// share their loads; a stage is empty after kArrivals.
+// full: a stage's bytes have arrived; empty: its consumers have read it.  Each kThreadsPerArrival
+// consumer threads (a warp or a warpgroup) arrive once at `empty` in each of the kMulticastSize
+// blocks that share their loads.  A stage is empty after kArrivals.
 template <class Count, int kThreadsPerArrival, int kArrivals, int kMulticastSize = 1>
 struct TmaPipelineOf {
     using State = PipelineStateOf<Count>;
@@ -62,7 +62,9 @@ struct TmaPipelineOf {
     // Waits until the consumers, in all blocks of the cluster, have released the stage.
     DEVICE void producer_acquire(const State& state) { empty[state.stage].wait(state.phase ^ 1); }
     DEVICE void consumer_wait(const State& state) { full[state.stage].wait(state.phase); }
-    // Called by consumers that have read the stage.
+    // Called by all threads of a consumer warp or warpgroup that have read the stage.  A warp
+    // synchronises here, because its lanes may read the stage themselves.  A warpgroup does not:
+    // wgmma has read the stage, or the caller has synchronised.
     DEVICE void consumer_release(int stage) {
         if (kThreadsPerArrival == 32) sync_warp();
         if constexpr (kMulticastSize > 1) {
@@ -72,8 +74,8 @@ struct TmaPipelineOf {
             empty[stage].template arrive_for<kThreadsPerArrival>();
         }
     }
-    // Called by the producer after its last load: waits until no other block will arrive at this
-    // block's barriers.
+    // Called by the producer after its last load: waits until the consumers have released all
+    // stages, so that no other block arrives at this block's barriers after it has exited.
     DEVICE void producer_tail(State state) {
 #pragma unroll 1
         for (int i = 0; i < state.stages(); ++i) {

@@ -83,7 +83,7 @@ DEVICE double sum_of_warp(double x) {
             : "d"(a), "d"(b), "d"(0.0));
     };
     double low, high;
-    multiply(1.0, x, low, high);  // low: lanes 4 c to 4 c + 3, c = 2 * (lane % 4); high: c + 1
+    multiply(1.0, x, low, high);  // low: sum of lanes 4 c to 4 c + 3, c = 2 (lane % 4); high: c + 1
     multiply(low + high, 1.0, low, high);
     return low;
 }
@@ -140,7 +140,7 @@ DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
 DEVICE int count_bits(uint32_t x) { return __popc(x); }
 // Back-off between two polls of a value that another block changes: none on CUDA.
 DEVICE void yield() {}
-constexpr int kMostPolls = 4096;  // about 0.7 us each
+constexpr int kMostPolls = 4096;  // of a GridBarrier, about 0.7 us each
 #include "platform/grid.cuh"
 
 // --- elements -----------------------------------------------------------------------------

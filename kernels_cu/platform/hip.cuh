@@ -214,7 +214,7 @@ template <> struct Word<8> { typedef uint32_t Type __attribute__((ext_vector_typ
 template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_type(4))); };
 }  // namespace hip
 
-struct LoadPolicy {};  // ignored
+struct LoadPolicy {};  // ignored: load_vector is always nontemporal
 DEVICE LoadPolicy load_policy(bool) { return {}; }
 struct StorePolicy {};
 DEVICE StorePolicy store_policy(bool) { return {}; }

@@ -1,4 +1,5 @@
-// named_barrier_arrive(id, count): arrives at barrier `id` of `count` threads and does not wait.
+// named_barrier_arrive(id, count): arrives at named barrier `id` of `count` threads without
+// waiting: the other half of named_barrier, for the threads that let others in.
 #pragma once
 
 #if defined(HOST_WARP_SIZE)

@@ -33,7 +33,8 @@ DEVICE void load_heads(const RopeParams& p, const Head& head, const Inputs& x,
     }
 }
 
-// The factor of a vector in an 8-bit cache.  Its own scale is stored.
+// The factor that encodes a vector for an 8-bit cache: 1 / scale.  With a scale per token, computes
+// the scale from `largest` and stores it.
 DEVICE float cache_factor(const RopeParams& p, const Head& head, const Outputs& out, int outer,
                           int inner, int lane, float largest) {
     const auto stride = [&](int dim) {

@@ -99,7 +99,8 @@ class HeadVector {
         }
     }
 
-    // Called by all lanes of a warp.  has_weight: whether to normalise this vector.
+    // Called by all lanes of a warp, which reduce the sum.  has_weight: whether to normalise this
+    // vector.
     DEVICE void normalize(const RopeParams& p, const Tables& tables, int lane, bool is_k,
                           bool has_weight) {
         float sum = 0.0f;

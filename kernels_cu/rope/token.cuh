@@ -37,7 +37,8 @@ DEVICE void find_tokens(const RopeParams& p, int first, Token (&tokens)[kTokens]
     for (int i = 1; i < kTokens; ++i) tokens[i] = tokens[i - 1].next(p);
 }
 
-// The place of a token's keys and values in the outputs.
+// Where a token's keys and values go: a slot of the cache, or the token's own place in k_out and
+// v_out.
 struct Slot {
     int32_t page, number;  // page: the sequence if the cache is contiguous
     int32_t exists;
@@ -62,6 +63,7 @@ DEVICE void fill_tokens(const RopeParams& p, Slot (&slots)[kTokens], const Table
         const Token own(p, first_token + int(threadIdx.x));
         slots[threadIdx.x] = Slot(p, own, block_table, own.position(p, positions));
     }
+    // From the last thread on: the first threads are busy with slots.
     for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_tokens * p.half; i += kNumThreads) {
         const int number = i / p.half, pair = i - number * p.half;
         const int turns = Token(p, first_token + number).position(p, positions);

@@ -73,7 +73,8 @@ struct ClusterRow {
     }
 };
 
-// Merges the row's statistic: every warp sends its own statistic to all blocks.
+// Merges the row's statistic over the cluster: every warp sends its own to all blocks.  none: the
+// statistic of no elements.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_cluster(const Statistic& of_warp, const Statistic& none, int rank,
                                int blocks, const Merge& merge) {
@@ -86,7 +87,7 @@ DEVICE Statistic merge_cluster(const Statistic& of_warp, const Statistic& none, 
     } else {
         Barrier& full = exchange_barriers()[0];
         if (threadIdx.x == 0) full.arrive_expect_tx(count * int(sizeof(Statistic)));
-        cluster_wait();
+        cluster_wait();  // all blocks have started (announce_to_cluster)
         if (lane_id() < blocks) store_async(&partials[cluster_warp], of_warp, full, lane_id());
         full.wait(0);
     }

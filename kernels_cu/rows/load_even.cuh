@@ -1,6 +1,6 @@
 // Even rows in registers (kInRegisters) or shared memory.  A thread has the same columns of
 // kRowsPerThread adjacent rows, and loads their weights and biases once.
-// Constants: those of rows/norm_even.cuh.
+// Constants: those of normalize_even.cu.
 #pragma once
 #include "rows/reduce.cuh"
 #include "rows/vector_moments.cuh"
@@ -89,6 +89,7 @@ struct EvenTile {
     }
 };
 
+// Keeps the vector packed until its next use: unpacked it takes twice the registers.
 DEVICE void keep_packed(RowVector& vector) {
 #pragma unroll
     for (auto& access : vector.bytes) {
@@ -132,7 +133,6 @@ struct EvenRows {
     template <bool kOnce>
     DEVICE RowVector get(int r, int i) {
         if constexpr (kInRegisters) {
-            // Stays packed until its next use: unpacked it takes twice the registers.
             if constexpr (!kOnce) keep_packed(registers[r][i]);
             return registers[r][i];
         } else {
@@ -205,7 +205,8 @@ struct Affine {
             biases[to] = load_columns<kUnpredicated>(there ? bias : nullptr, at, i, 0.0f);
         }
     }
-    // Loads vectors 0, 1, ... in turn to index 0, unless all are loaded; start_turns comes first.
+    // Called for vectors i = 0, 1, ... in turn: vector i is then at index 0, unless all are loaded
+    // at index i.  start_turns comes first.
     DEVICE void start_turns(const EvenTile<kUnpredicated>& at) {
         if constexpr (kWeightsAhead) load(1, at, 0);
     }

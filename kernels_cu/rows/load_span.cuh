@@ -79,7 +79,7 @@ struct Span {
         s.first -= s.begin;
         return s;
     }
-    // loaded() must precede the first use.
+    // Issues the copies; loaded() waits for them, and must precede the first use.
     DEVICE void load(Vec* tile, const Element* x, LoadPolicy policy) const {
         const Element* from = x + first;
         for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
@@ -93,7 +93,7 @@ struct Span {
         copy_async_wait<0>();
         sync_block();
     }
-    // Must follow a barrier.
+    // Called after a barrier: a thread stores results of other threads.
     DEVICE void store(const Vec* tile, Element* y, StorePolicy policy) const {
         Element* to = y + first;
         for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
@@ -154,7 +154,7 @@ struct SpanRow {
         single = has_single ? elements + begin + single_col : nullptr;
     }
     static constexpr int kGroup = kPackedPerThread / 4;  // words per branch
-    // Calls body(i), i a constant, for all of a thread's 32-bit words and some past the last.
+    // Calls body(i), i a compile-time constant, for a thread's 32-bit words and some past the last.
     template <class Body>
     DEVICE void for_packed(Body body) const {
 #pragma unroll

@@ -38,7 +38,8 @@ template <> struct CodeOf<2> { using Type = uint16_t; };
 template <> struct CodeOf<4> { using Type = uint32_t; };
 using Code = CodeOf<sizeof(Element)>::Type;
 
-// The smallest non-finite magnitude, and infinity's (e4m3 has none).
+// The smallest non-finite magnitude, and infinity's magnitude.  e4m3 has no infinity: 0xff is above
+// all of its magnitudes.
 constexpr uint32_t kSpecial = kSame<Element, float>  ? 0x7f800000u
                               : kSame<Element, bf16> ? 0x7f80u
                               : kSame<Element, half> ? 0x7c00u

@@ -78,7 +78,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
         mean = reduce_in_warp(mine.sum(), Sum()) * at.one_over_count;
         squares = mine.squares_about(mean);
     } else {
-        float largest = 0.0f;  // the squares carry NaN
+        float largest = 0.0f;  // ignores NaN, which the squares propagate
 #pragma unroll(kQuantized == kByRow && kWeightsFirst ? kVectorsPerThread \
                                                      : kUnrolled<EvenInput::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -163,7 +163,7 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
             if (threadIdx.x == 0) {
                 full.arrive_expect_tx(kRowsPerThread * at.partials() * int(sizeof(Statistic)));
             }
-            cluster_wait();
+            cluster_wait();  // all blocks have started (announce_to_cluster)
             if (lane_id() < at.t.blocks) {
 #pragma unroll
                 for (int r = 0; r < kRowsPerThread; ++r) {
@@ -184,7 +184,7 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
     }
 }
 
-// Recomputes the largest |y| of row r, for products with weights that overflow or underflow.
+// Computes the largest |y| of row r again, from y: without products that overflow or underflow.
 template <class EvenInput, bool kUnpredicated>
 DEVICE float largest_result(EvenInput& s, int r, const EvenTile<kUnpredicated>& at, float rstd,
                             Affine<kUnpredicated>& columns) {
@@ -323,6 +323,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
         if constexpr (kQuantized == kByRow) {
             const float product = statistics[r].first;
+            // Otherwise a product with a weight can have overflowed or underflowed.
             const bool safe = product >= 0x1p-60f && product < kInfinity;
             float largest = product * rstd;
             // Uniform over a row's threads, and over a warp that several rows share.

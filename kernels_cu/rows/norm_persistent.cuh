@@ -272,6 +272,7 @@ struct PersistentNorm {
 };
 
 // setmaxnreg, where roles are whole warpgroups: consumers need more registers, the others fewer.
+// 512 threads * 96 + 384 threads * 40 are at most 65536.
 constexpr bool kUnevenRegisters = kConsumers == 512;
 
 template <bool kHasResidual>

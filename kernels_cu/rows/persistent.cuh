@@ -93,8 +93,8 @@ static_assert(kSlots > 2 * kMaxRows + 3, "blocks may be kMaxRows rows apart, and
 DEVICE int slot_of(int iteration) { return iteration % kSlots; }
 DEVICE int phase_of(int iteration) { return iteration / kSlots % 2; }
 
-// All barriers, initialised at kernel start; but for `tiles`, per slot.
-//   tiles         of the stages
+// All barriers, initialised at kernel start.  `tiles` has one per stage, the others one per slot.
+//   tiles         stages are full and empty
 //   scheduled     the row is known
 //   in_block      the reducer warps' statistics have been written
 //   exchanged     the blocks' statistics have arrived

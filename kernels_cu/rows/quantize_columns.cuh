@@ -39,7 +39,7 @@ DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) 
     if constexpr (kClusterSize > 1) {
         const int bytes = t.blocks * int(sizeof(of_blocks[0]));
         if (threadIdx.x == 0) exchange_barriers()[0].arrive_expect_tx(bytes);
-        cluster_wait();
+        cluster_wait();  // all blocks have started (announce_to_cluster)
     }
     sync_block();
     if (int(threadIdx.x) < kRowsPerBlock) {

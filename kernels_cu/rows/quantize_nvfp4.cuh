@@ -4,7 +4,7 @@
 #include "gemm/nvfp4.cuh"
 #include "common/vector.cuh"
 
-// Sizes and strides in elements; scale_rows, scale_groups: with padding.
+// Sizes and strides in elements.  groups: per row; scale_rows, scale_groups: with padding.
 struct QuantizeNvfp4Params {
     int64_t batch, rows, groups, scale_rows, scale_groups;
     int64_t batch_stride, row_stride, col_stride;  // of x
@@ -12,6 +12,7 @@ struct QuantizeNvfp4Params {
     int64_t matrix_scales;
 };
 
+// e2m1's largest value, e4m3's largest and its smallest normal value.
 constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
 
 // Bits of a group's elements.  The bits of |x| have the order of |x|; those of infinity and NaN are

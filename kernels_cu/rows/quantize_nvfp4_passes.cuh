@@ -69,8 +69,7 @@ DEVICE void quantize_matrices(const Element* x, uint8_t* codes, e4m3* scales, fl
         largest = block_largest(largest) / (kLargestCode * kLargestScale);
         const float global = largest >= kSmallestNormal ? largest : 1.0f;
         if (block == 0 && threadIdx.x == 0) *global_scale = global;
-        const bool is_own =
-            block == blockIdx.x;  // the cached groups of a block that has left are lost
+        const bool is_own = block == blockIdx.x;  // only this block's groups are cached here
         const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
         // Stores a group's codes and returns its scale.
         const auto encode = [&](const Group& elements, uint32_t matrix, uint32_t row,

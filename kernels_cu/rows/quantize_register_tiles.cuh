@@ -6,6 +6,7 @@
 
 namespace rows {
 
+// kTiles: the vertically adjacent tiles, a stack, of kThreadsPerRow threads; kVectors: a thread's.
 constexpr int kTiles = kVectorsPerThread == 1 ? 8 : 1, kVectors = kTiles * kVectorsPerThread;
 using Items = Vector<Element, kVectorWidth>;
 

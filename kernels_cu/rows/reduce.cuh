@@ -19,7 +19,7 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
     return value;
 }
 
-// Number of a row's elements in a warp.
+// Number of the row's elements that this warp's lanes of the row have.
 DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
     constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
     // True for all rows of a warp or none: every lane must take part in the shuffles.
@@ -99,7 +99,7 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         Barrier& full = exchange_barriers()[kExchange];
         const int count = t.blocks * kWarpsPerRow;
         if (threadIdx.x == 0) full.arrive_expect_tx(count * int(sizeof(Statistic)));
-        if constexpr (kExchange == 0) cluster_wait();
+        if constexpr (kExchange == 0) cluster_wait();  // all blocks have started
         if (lane_id() < t.blocks) {
             store_async(&partials[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }

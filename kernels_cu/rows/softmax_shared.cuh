@@ -49,8 +49,8 @@ DEVICE void multiply_by_zero(const SharedRow<Element>& row, Element fill) {
     }
 }
 
-// The largest score of the warp's elements of a row, in units of sign * x; every lane of the row
-// gets it.
+// The largest sign * x of the warp's elements of a row, which is the largest score / |scale|; every
+// lane of the row gets it.
 DEVICE float warp_max(const SharedRow<Element>& row, bool any, float sign) {
     Vector<Element, kVectorWidth> larger;
     larger.fill(from_float<Element>(-kInfinity));

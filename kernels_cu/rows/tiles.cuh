@@ -6,7 +6,7 @@
 namespace rows {
 
 struct QuantizeTileParams {
-    int64_t num_tiles, row_tiles, col_tiles;  // of all matrices, and of one
+    int64_t num_tiles, row_tiles, col_tiles;  // num_tiles: of all matrices, others: of one
     int64_t num_rows, num_cols, tile_rows, tile_cols;
     int64_t scale_rows, scale_row_elements;              // of one matrix; rows of x per scale
     int64_t num_outer_dims, outer_sizes[kMaxOuterDims];  // matrices, innermost dim first

@@ -32,7 +32,7 @@ struct VectorMoments {
         squares += own_squares + delta * delta * (kWidth * (before * weight));
     }
     DEVICE float sum() const { return kWidth * (vectors * mean); }
-    // Squares of all elements about another mean.
+    // Sum of squared deviations of all elements from another mean.
     DEVICE float squares_about(float other) const {
         const float distance = mean - other;
         return squares + kWidth * (vectors * (distance * distance));

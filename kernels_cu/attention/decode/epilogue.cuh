@@ -193,7 +193,7 @@ struct DecodeEpilogue {
                 const int first = group * kChunksPerGroup;
                 const int left = work.num_chunks - first;
                 const int count = all || left < kChunksPerGroup ? left : kChunksPerGroup;
-                const int run = params.chunks_per_block;  // 1, 2 or 4
+                const int run = params.chunks_per_block;  // 1, 2 or 4: run >> 1 is log2(run)
                 blocks = (count + run - 1) >> (run >> 1);
                 if (!is_last_block(flag, sequence_counter + (all ? 0 : 1 + group), blocks)) return;
                 const int64_t partial = work.group_partial(params, group);

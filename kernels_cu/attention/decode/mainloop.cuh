@@ -1,5 +1,6 @@
-// Mainloop of decode attention: a block streams the tiles of its work tile, and its warps compute
-// them (attention/decode/mma.cuh).  At the end of a chunk, attention/decode/epilogue.cuh folds it.
+// Mainloop of decode attention: a block loads the key tiles of its work tile through a cp.async
+// pipeline, and its warps compute them (attention/decode/mma.cuh).  At the end of a chunk,
+// attention/decode/epilogue.cuh folds it.
 //
 // Warps that share rows add their partial accumulators of a chunk in warp order, through shared
 // memory.  Constants: see decode_attention.cu.
@@ -79,7 +80,7 @@ struct WarpReduction {
 #pragma unroll
         for (int m = 0; m < QuadOutput::kM; ++m) {
             if (!QuadOutput::has_rows(m, num_rows)) break;
-            if (m > 0) sync_block();  // the last pass has been read
+            if (m > 0) sync_block();  // the previous pass has been read
             store(output, memory, m * kRowsPerPass, num_rows);
             sync_block();
             SoftmaxState state[1];
@@ -192,7 +193,7 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
                 else queries.multiply_keys(scores, storage.q, full, loaders);
                 storage.q_conversion.scale(scores);
                 scales.scale_scores(scores, full);
-                // Tiles before this key need no mask.
+                // Tiles that end at this key or before it need no mask.
                 const int all_see = params.common_end(storage.work.num_keys);
                 softmax.update(scores, output, params, arrays, key + warp_first_key(),
                                key + kTileN > all_see, type, scales, full);

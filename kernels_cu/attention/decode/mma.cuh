@@ -10,7 +10,7 @@
 #include "attention/decode/score.cuh"
 #include "attention/online_softmax.cuh"
 
-// Swapped: the queries are the B operand of the MMA.
+// Swap-AB: the queries are the B operand of the MMA.
 constexpr bool kSwapAB = kIsNarrow || kAccumulatorSide != kSideA;
 constexpr Side kKvSide = kSwapAB ? kSideA : kSideB;
 using QpFragment = Choose<kIsNarrow, NarrowFragment<Operand>,
@@ -239,7 +239,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
             }
             Softmax::template look<kWarpKeyFragments>(at, largest[m]);
             // Tiles of 8-bit caches have twice as many keys, and few of them move an origin.  They
-            // wait for a vote instead of shuffles.
+            // first vote whether any does, and only then reduce row maxima by shuffles.
             if constexpr (kScaledCache) rescales |= softmax[m].exceeds(largest[m], scale);
             else rescales |= softmax[m].move(largest[m], scale, factors[m]);
             rescales |= softmax[m].any_far;
@@ -269,8 +269,9 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
             softmax[m].template exponentiate<kWarpKeyFragments>(at, scale);
         }
     }
-    // States of the lane's rows, over all keys of the warp since the last reset.  Multiplies sums
-    // and output accumulators of far rows by the factor that rounding their origins leaves.
+    // States of the lane's rows, over all keys of the warp since the last reset.  A state's
+    // exponent is a rounded origin: sums and output accumulators of far rows are multiplied by the
+    // factor that the rounding leaves.
     DEVICE RowStates<WarpOutput> states(OutputAccumulator<WarpOutput>& output) const {
         RowStates<WarpOutput> result;
         bool any_far = false;

@@ -26,9 +26,9 @@ struct DecodeParams {
     int32_t heads_per_kv_head;
     int32_t num_rows;  // per KV head: heads_per_kv_head * queries, queries fastest
     int32_t dim, dim_v;
-    int32_t max_keys;       // per sequence
-    int32_t max_doublings;  // of the chunk size before a sequence can have more than one group
-    int32_t chunks_per_block;
+    int32_t max_keys;          // per sequence
+    int32_t max_doublings;     // of the chunk size, before a sequence can have several groups
+    int32_t chunks_per_block;  // 1, 2, 4 or a multiple of kChunksPerGroup
     // Per row tile: partial results of chunks, all partial results, and counters (of the sequence,
     // then of each group).
     int32_t chunk_partials, partials, counters;

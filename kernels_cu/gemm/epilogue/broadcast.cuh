@@ -29,7 +29,7 @@ template <class Tile> struct TileBroadcast {
     Barrier full, empty;
 
     DEVICE void init() {
-        full.init(kScales ? 3 : 1, 32);  // scales of A, scales of B, the rest
+        full.init(kScales ? 3 : 1, 32);  // arrivals: scales of A, scales of B, the rest
         // One arrival per warp that stores the tile.
         empty.init(4 * (Mainloop::kCooperative ? Mainloop::kConsumers : 1), 32);
     }

@@ -30,10 +30,11 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     using Narrow = typename Expression::Narrow;
     using Rows = typename Expression::Rows;
     using Fragments = typename FragmentsOfList<Tile, typename Expression::Operands>::Type;
-    // Slices whose operands are loaded ahead, in up to 32 registers: a load waits for what TMA has
-    // in flight, 1 to 2 us.
+    // Slices whose operands are prefetched, in up to 32 registers: a global load waits 1 to 2 us
+    // for the TMA transfers in flight.
     static constexpr int kAhead = Fragments::kWords <= 8 ? 4 : Fragments::kWords <= 16 ? 2 : 1;
-    // The operand that TMA loads to the staging (Residual) for kTmaResidualEpilogue; -1: none.
+    // Number of the operand that TMA loads into the staging, like a residual (Residual), if
+    // epilogue_kind is kTmaResidualEpilogue; -1: none.
     static constexpr int kLoaded = kSwapAB ? -1 : Expression::Operands::first_short_matrix();
     static_assert(Rows::kCount == 0 || !kSwapAB, "a lane has columns of a row");
 

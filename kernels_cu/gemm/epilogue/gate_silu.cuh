@@ -16,7 +16,7 @@ struct GatedParams {
     int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     int64_t policy;
     int64_t num_groups;                                       // scale groups of NVFP4 along k
-    struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
+    struct { int64_t block, quarter, row, word; } groups[2];  // strides of GroupScales
 
     DEVICE int64_t columns() const { return epilogues[0].n; }
 };

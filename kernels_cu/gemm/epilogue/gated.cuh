@@ -1,9 +1,10 @@
 // The gated epilogue of a dual GEMM: out = Gate(d1, d2) of the accumulators d1, d2 of both
 // products.  Gate is silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
 //
-// A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
-// from kCols / 4 on.  With mixed input (SwapAB) the output's columns are the accumulators' rows:
-// the converters give a warp 8 rows of each matrix, so that a thread has both (gated_column.cuh).
+// A thread has both accumulators of an element: d1 in registers [0, kOwnCols / 2), d2 from register
+// kCols / 4 on, which is column kCols / 2 of the tile.  With mixed input (SwapAB) the output's
+// columns are the accumulators' rows: the converters give a warp 8 rows of each matrix, so that a
+// thread has both (gated_column.cuh).
 #pragma once
 #include "gemm/epilogue/gate_silu.cuh"
 #include "gemm/epilogue/gated_column.cuh"
@@ -237,7 +238,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         DEVICE void load_factors(const GemmWorkTile& tile) {
             const GatedParams& params = epilogue.params;
             const float* scales[2] = {epilogue.arguments.scale_b1, epilogue.arguments.scale_b2};
-            if (params.batch.num_dims > 0) {  // one branch: code is fetched from memory
+            if (params.batch.num_dims > 0) {  // one branch: fetching the offsets' code takes time
                 if (scales[0]) scales[0] += offset(tile, kScaleB);
                 if (scales[1]) scales[1] += offset(tile, kScaleB2);
             }

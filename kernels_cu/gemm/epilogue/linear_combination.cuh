@@ -1,7 +1,7 @@
 // The portable epilogue, in FP32 with one rounding at the end:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
-// Mainloops call MatrixEpilogue::store for runs of contiguous columns.  A new activation is a line
-// in ACTIVATIONS and a name in cupykern/gemm/product.py: ACTIVATIONS.
+// Kernels call MatrixEpilogue::store for runs of contiguous columns.  A new activation is a line in
+// ACTIVATIONS and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"
@@ -21,7 +21,7 @@ enum Activation { kNoActivation, ACTIVATIONS(ACTIVATION_CODE) kNumActivations };
 struct EpilogueParams {
     int64_t m, n;
     MatrixStrides out, bias, residual;
-    int64_t scale_a_stride, scale_b_stride;  // strides of rows and columns
+    int64_t scale_a_stride, scale_b_stride;  // per row of A, per column of B
     float alpha;
     int32_t activation, out_dtype, bias_dtype, residual_dtype, padding;
 };
@@ -32,7 +32,8 @@ DEVICE float activate(float x, int activation) {
     ACTIVATIONS(ACTIVATION_CASE)
     return x;
 }
-// Branches once, unrolled: takes more registers.
+// Applies the activation to all values.  One branch, then unrolled: takes more registers than
+// activate_compact.
 template <int kCount>
 DEVICE void activate_all(float (&values)[kCount], int activation) {
 #pragma unroll

@@ -16,8 +16,8 @@ namespace gemm {
 
 // The epilogue of a kernel.  A kernel has only one, to avoid instruction cache misses.
 // TmaStore: 16-bit outputs without residual.
-// General: all others; params.epilogue_kind selects a TMA store with a residual, FP32 outputs or
-// scales per 16-bit matrix.
+// General: all others.  There kTmaResidualEpilogue selects a TMA store too, for a residual, an FP32
+// output, or scales of 16-bit matrices.
 struct TmaStore {};
 struct General {};
 enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
@@ -30,7 +30,7 @@ struct MatmulParams {
     int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     int64_t epilogue_kind;
     int64_t num_groups;                                    // scale groups of NVFP4 along k
-    struct { int64_t block, quarter, row, word; } groups;  // GroupScales
+    struct { int64_t block, quarter, row, word; } groups;  // strides of GroupScales
 };
 
 // Tensor maps: A is (batch, m, k) and B (batch, n, k), with the last two dims swapped if MN-major;
@@ -88,7 +88,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Tile = EpilogueTile<Mainloop, kGeneral>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
-    // Tiles back to back: the epilogue runs inside the mainloop's loop.
+    // The epilogue runs inside the mainloop's loop over tiles (mma_tiles).
     static constexpr bool kBackToBack = kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB;
     // One set of broadcasts per concurrent tile; FP8's wide tiles have another for the next tile,
     // whose mainloop can be shorter than its loads.
@@ -262,7 +262,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                 void* memory = kSplitKInStaging ? static_cast<void*>(staging) : &mainloop;
                 MatmulEpilogue::Reduction::add(memory, mainloop.warpgroups[warpgroup], warpgroup,
                                                accumulator);
-                if (adds) fence_async_proxy();
+                if (adds) fence_async_proxy();  // TMA overwrites what the exchange read
                 begin_residual(tile, count);
             }
             return true;

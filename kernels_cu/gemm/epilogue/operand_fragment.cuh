@@ -6,7 +6,7 @@
 
 namespace gemm {
 
-// Of an array.
+// The fragment of an array operand.
 template <class Tile, class Operand> struct OperandFragment {
     using T = typename Operand::Element;
     static constexpr bool kSwapAB = Tile::kSwapAB;
@@ -62,9 +62,9 @@ template <class Tile, class Operand> struct OperandFragment {
     }
 };
 
-// Of operands kFirst, kFirst + 1, ... of a formula.
+// The fragments of operands kFirst, kFirst + 1, ... of a formula.
 template <class Tile, int kFirst, class... Operands> struct OperandFragments {
-    static constexpr int kWords = 0;  // of registers
+    static constexpr int kWords = 0;  // 32-bit registers
     DEVICE void load(const ExpressionOperands&, int, int, int, int, int) {}
 };
 template <class Tile, int kFirst, class First, class... Rest>

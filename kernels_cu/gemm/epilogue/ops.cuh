@@ -17,7 +17,7 @@ template <class Tile> struct EpilogueOps {
     static constexpr int kSlice = Tile::kSlice, kSlicesOfChunk = Tile::kSlicesOfChunk;
     static constexpr int kValues = Tile::kValues;
 
-    // Column broadcast: a chunk's columns spread over a warp's lanes; absent: zero.
+    // Column broadcast: lane i has columns 2 i and 2 i + 1 of each chunk; absent: zero.
     struct ColumnBroadcast {
         float pairs[kChunks][2];
 
@@ -129,7 +129,7 @@ template <class Tile> struct EpilogueOps {
         const EpilogueParams& params = epilogue.params;
         float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
         ElementAccumulator picked[kValues] =
-            {};  // cleared; otherwise the previous tile's values would hold registers
+            {};  // cleared; otherwise the previous tile's values would stay live
 #pragma unroll
         for (int p = 0; p < kMmasM * kSlices; ++p) {
             if (p != slice) continue;

@@ -222,7 +222,8 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 for (int i = 0; i < 4; ++i) sum += to.warp_sum[i][thread];
                 statistics[(row + thread) * num_sets + set] = {to.max[thread], sum};
             }
-            // Moves the next pass's values down, because an unrolled loop over passes is long.
+            // Moves the next pass's accumulators to this pass's registers.  An unrolled loop over
+            // passes would not need that, but is long.
 #pragma unroll
             for (int i = 0; i < kCols / 2 - kPassValues; ++i)
                 accumulator[0][i] = accumulator[0][i + kPassValues];
@@ -238,7 +239,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
         const int lane = threadIdx.x % 32, run = lane % 2, col = first_col + run * kRun;
         const int64_t rest = params.n - col;
         const int count = rest < 0 ? 0 : rest < kRun ? int(rest) : kRun;
-        // Whether all rows have the same bias.
+        // Whether the bias is per column, the same in all rows.
         const bool same_bias = epilogue.bias_of_cols();
         float scales[kRun], added[kRun];
 #pragma unroll

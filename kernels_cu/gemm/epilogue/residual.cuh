@@ -38,8 +38,8 @@ template <class Tile> struct Residual {
         const auto at = coordinates(i, row, col, batch);
         tma_load(box(count, i), map, barrier, at.of);
     }
-    // Before tile `count` is stored: loads as many boxes as there is staging for, and prefetches
-    // the others to L2.
+    // Before tile `count` is stored, and once TMA has read the previous tile's results: loads as
+    // many boxes as there is staging for, and prefetches the others to L2.
     DEVICE void begin(int count, int row, int col, int batch) const {
         if (loads()) {
             tma_store_wait_read<0>();

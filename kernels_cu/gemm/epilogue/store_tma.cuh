@@ -14,7 +14,7 @@ template <int kActivation> DEVICE float activate_16bit(float x) {
 }
 
 // add_words: values[2 i] and values[2 i + 1] += the two elements of word i.  pack_words: packs them
-// into word i, except the first 16 * kept columns.
+// into word i, except in the first 16 * kept columns, which `packed` has from the previous chunk.
 template <class T, int kWords>
 DEVICE void add_words(float (&values)[8 * kWords], const uint32_t (&added)[kWords][4]) {
 #pragma unroll
@@ -144,7 +144,7 @@ template <class Tile> struct StoreTma {
             if (!own.has(chunk)) continue;
             const int index = Residual<Tile>::box_of(m, chunk);
             unsigned char* to[kTogether];
-            // Groups of 16 columns that the previous chunk also has.
+            // Groups of 16 columns that this chunk shares with the previous one.
             const int kept = Mainloop::kFp8 && kTogether == 1
                                  ? (chunk * kChunk - Tile::chunk_col(chunk)) / 16
                                  : 0;

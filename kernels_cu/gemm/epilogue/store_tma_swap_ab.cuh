@@ -114,7 +114,7 @@ template <class Tile> struct StoreTmaSwapAB {
         for (int i = 0; i < kMmasM * kSlices; ++i) {
             const int m = i / kSlices, slice = i % kSlices;
             if (!own.has(slice / kSlicesOfChunk)) continue;
-            pick(0, 0);  // initialises `picked`: the previous tile's values would hold registers
+            pick(0, 0);  // initialises `picked`: the previous tile's values would stay live
 #pragma unroll
             for (int known = 1; known < kMmasM * kSlices; ++known) {
                 if (known == i) pick(known / kSlices, known % kSlices);

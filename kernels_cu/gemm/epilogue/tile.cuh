@@ -22,8 +22,8 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     static constexpr int kValues = kSlice / 2;  // per lane and slice
     static_assert(kOwnCols >= kChunk && (kSwapAB || kChunk == 64), "at least a chunk");
     static_assert(kOwnCols % 8 == 0, "whole chunks, or columns that store_matrix takes at once");
-    // If chunks do not divide a block's columns, the last one ends with them and overlaps the one
-    // before.
+    // If chunks do not divide a block's columns, the last chunk ends at the last column and
+    // overlaps the chunk before.
     static constexpr int kOwnChunks = (kOwnCols + kChunk - 1) / kChunk;
     static constexpr int kChunks = kCols / kOwnCols * kOwnChunks;
     static constexpr int kSlicesOfChunk = kChunk / kSlice, kSlices = kChunks * kSlicesOfChunk;

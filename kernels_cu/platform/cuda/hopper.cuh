@@ -54,8 +54,9 @@ struct alignas(8) Barrier {
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
-    // arrive_remote after reads only, to let the data be overwritten.  It has no fence, which would
-    // wait for all of the thread's memory accesses; the other block can use `wait`.
+    // arrive_remote after reads only, to let the data be overwritten.  It releases to its own block
+    // only: a release to the cluster would wait for all of the thread's memory accesses.  The other
+    // block can use `wait`.
     DEVICE void release_remote(int rank) {
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
@@ -100,7 +101,8 @@ struct alignas(8) Barrier {
 DEVICE void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Makes this thread's shared-memory writes visible to TMA and wgmma; a barrier follows.
+// Orders this thread's accesses to shared memory before those of the async proxy (TMA, wgmma) that
+// follow the next barrier.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // st.async: stores `value` (4, 8 or 16 bytes) to *shared of block `rank`, and counts its bytes at

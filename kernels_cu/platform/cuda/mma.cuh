@@ -37,8 +37,8 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
 
 // --- fragments and MMA -----------------------------------------------------------------------
 
-// A word covers 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  Words are in the order
-// of mma.sync's registers: A's 16 rows x 32 bytes at once, B's 8 rows x 32 bytes twice.
+// words[i] of a warp covers 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  Words are
+// in the order of mma.sync's registers: A's 16 rows x 32 bytes, or B's 8 rows x 32 bytes twice.
 template <class T, Side kSide> struct Fragment {
     uint32_t words[4];
 

@@ -154,7 +154,7 @@ WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
 }  // namespace hopper
 
 // D = A B, plus D if `accumulate`.  A is a descriptor or this thread's four registers.  Register i
-// holds row wgmma_row(thread, 2 (i % 2)), elements 2 (thread % 4) and the next one (8-bit: 4
+// of A holds row wgmma_row(thread, 2 (i % 2)), elements 2 (thread % 4) and the next one (8-bit: 4
 // (thread % 4) and the next three), half of K further on for i >= 2.
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class Operand, class D,
           int kRegisters>

@@ -32,7 +32,7 @@ struct Warp {
     Fiber* ready[64];
 };
 
-// An mbarrier.  location: its initialisation; arrived, expected: in this phase.
+// An mbarrier.  location: of its initialisation; arrived, expected: arrivals in this phase.
 struct PhaseBarrier : Barrier {
     const void* address;
     Block* owner;
