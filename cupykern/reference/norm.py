@@ -395,7 +395,7 @@ def layer_norm_bound(
         errors = _errors(row, x, residual, True, compensated)
         y = _y_errors(row, errors, weight, bias, compensated)
         stored_y = y.stored(reference[0], dtype if dtype is not None else x.dtype)
-        return _bounds(stored_y, None, row, errors, x, residual, return_stats, True)
+        return _bounds(stored_y, y.unsure, None, row, errors, x, residual, return_stats, True)
 
 
 def rms_norm_bound(
@@ -444,7 +444,7 @@ def rms_norm_bound(
             scale = scale_bound(scales, largest, worst, rms, floor, format_, common)
             of_seen = Bound(*(_seen(part, q.shape) for part in scale[:2]))
             bound = codes_bound(q, seen, of_seen, y.worst, y.rms, y.floor, format_)
-        return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
+        return _bounds(bound, y.unsure, scale, row, errors, x, residual, return_stats, False)
 
 
 def rms_norm_errors(x: Array, weight: Array, eps: float) -> tuple[Array, YErrors]:
@@ -456,7 +456,10 @@ def rms_norm_errors(x: Array, weight: Array, eps: float) -> tuple[Array, YErrors
 
 
 class YErrors(NamedTuple):
-    """Errors of y before its last rounding."""
+    """Errors of y before its last rounding.
+
+    unsure: where an infinite weight multiplies a number whose sign is unknown.
+    """
 
     worst: Any
     rms: Any
@@ -464,6 +467,7 @@ class YErrors(NamedTuple):
     shared: Any
     bias: Array
     common: Any
+    unsure: Any = False
 
     def stored(self, y: Array, dtype: Any) -> Bound:
         return stored(y, dtype, self.worst, self.rms, floor=self.floor, shared=self.shared,
@@ -490,8 +494,10 @@ def _y_errors(
     squares = (row.rstd * errors.s_rms) ** 2 + (rounding_rms(other * row.rstd) * (other != 0)) ** 2
     mean_bias = row.rstd * errors.constant * xp.abs(row.mean)
     mean_error = z * errors.rstd_bias + (0.0 if compensated else mean_bias)
+    unsure: Any = False
     if weight is not None:
         w = xp.abs(weight.astype(np.float64))
+        unsure = xp.isinf(w) & (z <= worst + floor)
         squares = w**2 * (squares + rounding_rms(z) ** 2)
         worst, floor = w * (worst + _U * z), w * floor + z * _flushed(weight) + _FLUSHED
         shared, mean_error, z = w * shared, w * mean_error, z * w
@@ -500,11 +506,12 @@ def _y_errors(
         b = xp.abs(bias.astype(np.float64))
         squares = squares + rounding_rms(z) ** 2
         worst, floor = worst + _U * (z + b), floor + _flushed(bias)
-    return YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error, common)
+    return YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error, common, unsure)
 
 
 def _bounds(
     y: Bound,
+    unsure: Any,
     scale: Bound | None,
     row: Row,
     errors: _Errors,
@@ -515,7 +522,7 @@ def _bounds(
 ) -> tuple[Bound, ...]:
     # With eps = 0 an FP32 variance may be 0 where the FP64 one is not: 0 * inf.
     free = namespace(row.s).isinf(errors.rstd) & (row.variance > 0)
-    bounds = [y._replace(free=free)]
+    bounds = [y._replace(free=free | unsure)]
     if scale is not None:
         bounds.append(scale._replace(free=free))
     if residual is not None:

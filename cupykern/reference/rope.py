@@ -299,7 +299,7 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
         errors = errors._replace(worst=errors.worst + _U * abs(y), rms=rms)
     else:
         y, errors = as_float64(x), _as_given(x)
-    worst, rms, floor, shared, bias, common = (part + xp.zeros(y.shape) for part in errors)
+    worst, rms, floor, shared, bias, common = (part + xp.zeros(y.shape) for part in errors[:6])
     rotation = _Rotation.of(o)
     a, b = _pairs(y, o)
     size = xp.sqrt(a**2 + b**2)

@@ -78,7 +78,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
         mean = reduce_in_warp(mine.sum(), Sum()) * at.one_over_count;
         squares = mine.squares_about(mean);
     } else {
-        float largest = 0.0f;  // ignores NaN, which the squares propagate
+        float largest = 0.0f;  // NaN also where only a product with a weight is
 #pragma unroll(kQuantized == kByRow && kWeightsFirst ? kVectorsPerThread \
                                                      : kUnrolled<EvenInput::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -92,11 +92,11 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
                 const RowVector weights = columns.weights_of(at, i);
 #pragma unroll
                 for (int j = 0; j < kVectorWidth; ++j) {
-                    largest = maximum(largest, magnitude(values[j] * weights[j]));
+                    largest = maximum_or_nan(largest, magnitude(values[j] * weights[j]));
                 }
             }
         }
-        if constexpr (kQuantized == kByRow) mean = reduce_in_warp(largest, Max());
+        if constexpr (kQuantized == kByRow) mean = reduce_in_warp(largest, Larger());
     }
     squares = reduce_in_warp(squares, Sum());
     return {mean, squares};
@@ -137,11 +137,11 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
             const float distance = (partials[i].first - origin) - s.first;
             s.squares += at.count_of(i) * (distance * distance);
         }
-        if constexpr (kQuantized == kByRow) s.first = maximum(s.first, partials[i].first);
+        if constexpr (kQuantized == kByRow) s.first = maximum_or_nan(s.first, partials[i].first);
     }
     s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kPartialLanes);
     if constexpr (kQuantized == kByRow)
-        s.first = MergeFloats<Max>().across_lanes(s.first, 1, kPartialLanes);
+        s.first = MergeFloats<Larger>().across_lanes(s.first, 1, kPartialLanes);
     s.first += origin;
     return s;
 }

@@ -5,6 +5,7 @@
 #include "common/dtype.cuh"
 #include "common/math.cuh"
 #include "common/vector.cuh"
+#include "platform/maximum_or_nan.cuh"
 
 namespace rows {
 
@@ -53,7 +54,7 @@ struct LargestPacked {
     }
 };
 struct Larger {
-    DEVICE float operator()(float a, float b) const { return a >= b || a != a ? a : b; }
+    DEVICE float operator()(float a, float b) const { return maximum_or_nan(a, b); }
 };
 
 DEVICE float largest_finite(int dtype) {

@@ -85,7 +85,8 @@ FAULTS = {
         "quantized blocks",
     ),
     "NaN does not reach the scale": Fault(
-        QUANTIZE, "return a >= b || a != a ? a : b;", "return a >= b ? a : b;", "quantized"
+        "platform/maximum_or_nan.cuh", "return a >= b || a != a ? a : b;", "return a >= b ? a : b;",
+        "quantized"
     ),
     "the other format's largest number": Fault(
         QUANTIZE, "dtype == kE4m3 ? 448.0f", "dtype == kE5m2 ? 448.0f", "quantized"
@@ -145,6 +146,30 @@ FAULTS = {
     ),
     "products too small for a largest": Fault(
         EVEN, "product >= 0x1p-60f && product < kInfinity", "product < kInfinity", "small products"
+    ),
+    "a lane forgets a weight's NaN": Fault(
+        EVEN,
+        "largest = maximum_or_nan(largest, magnitude(",
+        "largest = maximum(largest, magnitude(",
+        "weights of NaN",
+    ),
+    "a warp forgets a weight's NaN": Fault(
+        EVEN,
+        "mean = reduce_in_warp(largest, Larger());",
+        "mean = reduce_in_warp(largest, Max());",
+        "weights of NaN",
+    ),
+    "a row forgets a warp's NaN": Fault(
+        EVEN,
+        "s.first = maximum_or_nan(s.first, partials[i].first);",
+        "s.first = maximum(s.first, partials[i].first);",
+        "weights of NaN",
+    ),
+    "a row's lanes forget its NaN": Fault(
+        EVEN,
+        "MergeFloats<Larger>().across_lanes(s.first",
+        "MergeFloats<Max>().across_lanes(s.first",
+        "weights of NaN",
     ),
     "codes that are not scaled": Fault(
         EVEN, "values[j] *= factors[r].encode;", "values[j] *= 1.0f;", "quantized plain rows"
@@ -265,7 +290,18 @@ def _check_small_products() -> None:
     assert check.compare(as_tuple(outputs), references, bounds).ok
 
 
+def _check_weights_of_nan() -> None:
+    """Of which the squares of a row know nothing; of one warp, several, and all places in them."""
+    for cols in (64, 2048, 9000):
+        x = inputs.values("normal", (2, cols), np.dtype(np.float16), 1)
+        for column in (0, 9, cols // 2, cols - 1):
+            weight = np.ones(cols, np.float16)
+            weight[column] = np.nan
+            assert np.isnan(rms_norm(x, weight, quantize="int8")[1]).all()
+
+
 CHECKS = {
+    "weights of NaN": _check_weights_of_nan,
     "a cluster": _check_cluster,
     "small products": _check_small_products,
     "weights": _check_strided_weights,

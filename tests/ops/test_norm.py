@@ -281,6 +281,23 @@ def test_a_non_finite_row_leaves_the_others_alone(target, bad, columns):
     assert np.isfinite(np.delete(to_numpy(mean), 5)).all()
 
 
+@pytest.mark.in_turn
+@pytest.mark.parametrize("columns", [7, 256, 1000, 4096, 12_000, 20_000])
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_reaches_the_scale(target, weight, columns):
+    """An infinite weight makes a NaN of an element that is 0, and an infinity of the others."""
+    x = random(target, (3, columns), "float16")
+    x[1, columns // 2] = 0
+    weights = random(target, (columns,), "float16", kind="uniform")
+    weights[columns // 2] = weight
+    call = Call((x, weights), {"quantize": "int8"})
+    references = RMS_OP.reference(*map(to_numpy, call.args), **call.kwargs)
+    bounds = RMS_OP.bound(*map(to_numpy, call.args), **call.kwargs, reference=references)
+    outputs = [to_numpy(y) for y in cupykern.rms_norm(*call.args, **call.kwargs)]
+    assert check.compare(outputs, references, bounds).ok
+    assert np.isnan(outputs[1]).all()
+
+
 def test_scaling_and_shifting_change_nothing(target):
     x = random(target, (9, 515), kind="exact")
     shifted = x + 8

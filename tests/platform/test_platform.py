@@ -143,6 +143,18 @@ def test_maximum_and_exp2(target):
     assert (y[64:][a < -126] == 0).all() and np.isnan(y[64:][np.isnan(a)]).all()
 
 
+def test_maximum_or_nan(target):
+    numbers = np.array([0, 1, -1, 2.5, np.inf, -np.inf, np.nan, 2.0**-126], F32)
+    a, b = (x.reshape(-1) for x in np.meshgrid(numbers, numbers))
+    text = (
+        '#include "platform/maximum_or_nan.cuh"\n'
+        "KERNEL void word(const float* a, const float* b, float* y) {\n"
+        "    const int i = threadIdx.x;\n    y[i] = maximum_or_nan(a[i], b[i]);\n}\n"
+    )
+    *_, y = run(target, text, a, b, np.zeros(64, F32))
+    np.testing.assert_array_equal(y, np.maximum(a, b))
+
+
 def test_multiply_add_rounds_once(target):
     rng = np.random.default_rng(4)
     a, b = (rng.uniform(1, 2, 64).astype(F32) for _ in range(2))

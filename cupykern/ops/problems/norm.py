@@ -119,9 +119,10 @@ def make_inputs(problem: NormProblem, seed: int, xp: Namespace) -> Call:
     for i, name in enumerate(("weight", "bias")):
         name_dtype = getattr(problem, f"{name}_dtype")
         if name_dtype is not None:
-            kwargs[name] = xp.asarray(
-                inputs.values("uniform", (num_cols,), dtypes.NAMES[name_dtype], seed + 2 + i)
-            )
+            values = inputs.values("uniform", (num_cols,), dtypes.NAMES[name_dtype], seed + 2 + i)
+            if problem.kind == "special" and num_cols and seed % 4 == i:
+                values[seed // 12 % num_cols] = (np.nan, np.inf, -np.inf)[seed // 4 % 3]
+            kwargs[name] = xp.asarray(values)
     if problem.residual:
         kwargs["residual"] = make(seed + 1)
     for name in ("eps", "quantize"):
