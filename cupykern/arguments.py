@@ -92,6 +92,14 @@ def checked_float(name: str, number: float) -> float:
     return number + 0.0
 
 
+def check_choice(name: str, value: Any, allowed: Sequence[str | None]) -> None:
+    """Raise ValueError unless `value` is one of `allowed`, whatever its type (an array, say)."""
+    if not (value is None or isinstance(value, str)) or value not in allowed:
+        names = list(map(repr, allowed))
+        legal = " or ".join(names) if len(names) < 4 else f"one of {', '.join(names)}"
+        raise ValueError(f"{name} must be {legal}; got {value!r}")
+
+
 def check_flags(**flags: object) -> None:
     """Raise TypeError unless every flag is a bool."""
     for name, flag in flags.items():

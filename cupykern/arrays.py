@@ -33,7 +33,12 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
     targets.UnavailableError.
     """
     dtype = dtypes.resolve(dtype, "dtype", dtypes.OF_ARRAYS)
-    shape = np.broadcast_to(np.uint8(0), shape).shape  # raises for invalid shapes
+    try:
+        shape = np.broadcast_to(np.uint8(0), shape).shape
+    except TypeError:
+        raise TypeError(f"shape must be integers; got {shape!r}") from None
+    except ValueError:
+        raise ValueError(f"shape must not be negative, nor too large; got {shape!r}") from None
     return empty_of(targets.get(target).xp, shape, dtype)
 
 

@@ -88,17 +88,23 @@ class BlockMask:
         )
         block_mask_types = cast(Array, block_mask_types)  # here they are native
         partial_indices, partial_tiles = cast(Array, partial_indices), cast(Array, partial_tiles)
-        arguments.target_of("block_mask_types", block_mask_types)
+        for name, x in (
+            ("block_mask_types", block_mask_types),
+            ("partial_indices", partial_indices),
+            ("partial_tiles", partial_tiles),
+        ):
+            arguments.target_of(name, x)
         shape = block_mask_types.shape
         wanted = -(-seq_len_q // q_block), -(-seq_len_k // kv_block)
         if len(shape) != 4 or shape[2:] != wanted:
             raise ValueError(
                 f"block_mask_types must be (B, H, {wanted[0]}, {wanted[1]}); got {shape}"
             )
+        tiles = partial_tiles.shape[:1]
         for name, x, dtype, right in (
             ("block_mask_types", block_mask_types, np.uint8, shape),
             ("partial_indices", partial_indices, np.int32, shape),
-            ("partial_tiles", partial_tiles, np.bool_, (len(partial_tiles), q_block, kv_block)),
+            ("partial_tiles", partial_tiles, np.bool_, (*tiles, q_block, kv_block)),
         ):
             arguments.same_place(name, x, block_mask_types, "block_mask_types")
             if x.dtype != dtype:
@@ -259,8 +265,10 @@ class BlockMask:
         seq_len_q, seq_len_k, q_block, kv_block, batch, heads, input_pos = _sizes(
             seq_len_q, seq_len_k, q_block, kv_block, **others
         )
-        if min(batch, heads) < 1 or input_pos < 0:
-            raise ValueError(f"batch and heads must be positive; got {batch}, {heads}, {input_pos}")
+        if min(batch, heads) < 1:
+            raise ValueError(f"batch and heads must be positive; got {batch} and {heads}")
+        if input_pos < 0:
+            raise ValueError(f"input_pos must not be negative; got {input_pos}")
         formula, given = read(mask, "mask"), operands or {}
         _check_operands(formula, given)
         values: list[Any] = list(given.values())
@@ -308,6 +316,7 @@ class BlockMask:
         """
         document_ids = cast(Array, document_ids)
         arguments.target_of("document_ids", document_ids)
+        arguments.check_flags(causal=causal)
         xp = namespace(document_ids)
         if document_ids.dtype.kind not in "iu":
             raise TypeError(f"document_ids must be integers; got {document_ids.dtype}")
@@ -348,6 +357,7 @@ class BlockMask:
         Raises TypeError, ValueError and targets.UnavailableError.
         """
         (stride,) = arguments.integers(stride=stride)
+        arguments.check_flags(causal=causal)
         if stride < 1:
             raise ValueError(f"stride must be positive; got {stride}")
         whole = cls.causal(

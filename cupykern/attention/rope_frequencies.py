@@ -92,7 +92,7 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
     if not isinstance(scaling, Mapping):
         raise TypeError(f"scaling must be a mapping or None; got {type(scaling).__name__}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _NEEDED:
+    if not isinstance(kind, str) or kind not in _NEEDED:
         raise ValueError(f"scaling's rope_type must be one of {', '.join(_NEEDED)}; got {kind!r}")
     given = {name: x for name, x in scaling.items() if x is not None}
     for name in ("mscale", "mscale_all_dim"):

@@ -56,7 +56,8 @@ def quantize(
     Codes and scales are those of the plain op on the whole array, for any chunks.
     """
     x = chunked("x", x)
-    _, code = _quantize.check(standing_for(x), dtype, granularity, block)
+    _, code = _quantize.check(standing_for(x), dtype, granularity)
+    block = _quantize.check_block(block)
     if granularity == "tensor":
         largest = _largest(x, finite=False)
         function = partial(_quantize_by, code=code)

@@ -53,6 +53,10 @@ class Expression:
         """For each result its reduction, one of REDUCTIONS, or None for a matrix."""
         return reductions(self.nodes, self.results)
 
+    def uses(self, name: str) -> bool:
+        """Whether the value `name`, such as the index i, is part of the expression."""
+        return any(node.op == "name" and node.value == name for node in self.nodes)
+
     def plus(self, name: str) -> Expression:
         """The expression with acc replaced by acc + operand `name`."""
         nodes, places = with_addend(self.nodes, len(self.names))

@@ -35,7 +35,11 @@ def trace(
     """
     builder = Builder(scope)
     given: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a builtin, such as max
+        raise TypeError(f"a formula's parameters have names; {function!r} has none") from None
+    for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"a formula's parameters have names; got {parameter}")
         if parameter.default is not parameter.empty:

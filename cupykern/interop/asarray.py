@@ -30,6 +30,8 @@ def asarray(x: Any, dtype: DTypeLike | None = None, target: str | None = None) -
     """
     xp = targets.get(target).xp
     x = native("x", x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("x must not be a masked array: its mask would be lost")
     if targets.is_cupy(x):
         if xp is not np and (dtype is None or x.dtype == dtype):
             return x

@@ -124,8 +124,9 @@ def attention(
         FP8, int8, int32, int64 or bool arrays, converted to FP32.  An array has one dim per index;
         queries before the first key (i < 0) read the nearest element.
     alibi_slopes: float32 (H,) or (B, H): slope * |i + offset - j| is subtracted from each score.
-    sinks: float32 (H,), finite.  An extra key with score sinks[h] and value 0 joins the softmax of
-        every row of head h; log-sum-exp, row_max and row_sum include it.
+    sinks: float32 (H,), finite (contents are not checked).  An extra key with score sinks[h] and
+        value 0 joins the softmax of every row of head h; log-sum-exp, row_max and row_sum include
+        it.  A magnitude above scale * 3.4e38 counts as that.
     layout: "bhsd", the shapes above, or "bshd": q (B, Sq, H, D), k and v (B, Sk, Hkv, ...), result
         (B, Sq, H, Dv).
     return_lse: also return the log-sum-exp (natural log) of the scaled and biased scores of the
@@ -200,10 +201,8 @@ def attention(
         return _results(y, stats)
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 4)
-    if layout not in ("bhsd", "bshd"):
-        raise ValueError(f"layout must be 'bhsd' or 'bshd'; got {layout!r}")
-    if algorithm not in ("flash", "naive"):
-        raise ValueError(f"algorithm must be 'flash' or 'naive'; got {algorithm!r}")
+    arguments.check_choice("layout", layout, ("bhsd", "bshd"))
+    arguments.check_choice("algorithm", algorithm, ("flash", "naive"))
     if algorithm == "naive" and (config is not None or qk_accumulate == "float16"):
         raise ValueError("the naive algorithm has no config and accumulates in FP32")
     places = (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3)
@@ -350,6 +349,7 @@ def scaled_dot_product_attention(
         raise NotImplementedError(f"there is no dropout; got dropout_p = {dropout_p}")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None where is_causal is set")
+    arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     shapes: list[Any] = [getattr(x, "shape", ()) for x in (query, key)]
     if not enable_gqa and all(len(shape) == 4 for shape in shapes) and shapes[0][1] != shapes[1][1]:
         raise ValueError(

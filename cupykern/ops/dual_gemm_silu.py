@@ -61,7 +61,8 @@ def dual_gemm_silu(
         NvFp4, or all NvFp4.
     scale_a, scale_b1, scale_b2: as scale_a and scale_b of `scaled_mm`; None: 1.
     policy: precision of the epilogue.  "fp32": FP32 up to the result.  "hybrid": SiLU in FP32, its
-        product with the other accumulator in FP16.  "fp16": every operation in FP16, so that a gate
+        product with the other accumulator in FP16, which gives NaN where silu rounds to 0 and the
+        other accumulator is beyond 65504.  "fp16": every operation in FP16, so that a gate
         accumulator below -65504 gives NaN and one below -11.1 gives 0.
     out_dtype: float16, bfloat16 or float32.  None: float32 if an operand is float32, else a's dtype
         for float16 and bfloat16, else float16.  For a formula's results as for `matmul`, 8-bit

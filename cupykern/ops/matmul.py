@@ -126,7 +126,8 @@ def matmul(
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices),
     SyntaxError and NameError (epilogue) and NotImplementedError (float64, complex128, features that
-    the GPU lacks).  Error bound: `reference.matmul_bound`.
+    the GPU lacks).  Error bound: `reference.matmul_bound`, of complex64
+    `reference.complex_matmul_bound`.
     """
     formula = NO_FORMULA
     if epilogue is not None or operands is not None:

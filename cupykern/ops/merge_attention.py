@@ -126,8 +126,7 @@ def _check_arrays(out1: Array, lse1: Array, out2: Array, lse2: Array, layout: An
         arguments.same_place(name, x, out1, "out1")
         if x.dtype != dtype:
             raise TypeError(f"{name} must have dtype {dtype}; got {x.dtype}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'bhsd' or 'bshd'; got {layout!r}")
+    arguments.check_choice("layout", layout, LAYOUTS)
     if out1.ndim not in (3, 4):
         raise ValueError(f"out1 must have 3 or 4 dims; got shape {out1.shape}")
     if out2.shape != out1.shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -29,6 +30,7 @@ from ..targets import Target, limits
 from ..typing import Array, DTypeLike, Namespace
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers
+_BLOCK = (1, 128)  # the default, which needs no checks
 
 
 def quantize(
@@ -36,7 +38,7 @@ def quantize(
     dtype: DTypeLike,
     *,
     granularity: Literal["tensor", "row", "column", "block"] = "tensor",
-    block: tuple[int, int] = (1, 128),
+    block: tuple[int, int] = _BLOCK,
     config: RowConfig | None = None,
 ) -> tuple[Array, Array]:
     """Quantize x to a narrow format: (values, scale) with x = values * scale up to rounding.
@@ -68,15 +70,15 @@ def quantize(
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (dims,
     granularity, block, config).  Error bound: `reference.quantize_bound`.
     """
-    if granularity == "block":  # checked before the key is built: (1, 128) == (1.0, 128.0)
-        check_block(block)
+    if block is not _BLOCK:  # checked before the key is built: (1, 128) == (1.0, 128.0)
+        block = check_block(block)
     key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:
         target, code, shape, launch = known
         values, scale = arrays.empty_pair(target.xp, x, code, shape)
         launch((x, values, scale))
         return values, scale
-    target, code = check(x, dtype, granularity, block)
+    target, code = check(x, dtype, granularity)
     with arguments.on_device(target):
         shape = scale_shape(x.shape, granularity, block)
         if x.size == 0:
@@ -91,9 +93,7 @@ def quantize(
         return values, scale
 
 
-def check(
-    x: Array, dtype: DTypeLike | None, granularity: str, block: tuple[int, int]
-) -> tuple[Target, np.dtype]:
+def check(x: Array, dtype: DTypeLike | None, granularity: str) -> tuple[Target, np.dtype]:
     """Check the arguments; return x's target and the format.  Raises TypeError and ValueError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
@@ -101,28 +101,23 @@ def check(
         code = dtypes.QUANTIZED[dtype]
     else:
         code = dtypes.resolve(dtype, "dtype", tuple(dtypes.QUANTIZED.values()))
-    if granularity not in GRANULARITIES:
-        names = ", ".join(GRANULARITIES)
-        raise ValueError(f"granularity must be one of {names}; got {granularity!r}")
+    arguments.check_choice("granularity", granularity, GRANULARITIES)
     needed = {"tensor": 0, "row": 1, "column": 2, "block": 2}[granularity]
     if x.ndim < needed:
         raise ValueError(f"granularity {granularity!r} needs {needed} dims; got shape {x.shape}")
-    if granularity == "block":
-        check_block(block)
     return target, code
 
 
-def check_block(block: Any) -> None:
-    """Raise ValueError unless block is two positive integers whose product is at most _MAX_TILE."""
-    legal = (
-        isinstance(block, tuple)
-        and len(block) == 2
-        and all(isinstance(size, (int, np.integer)) and size > 0 for size in block)
-    )
-    if not legal or block[0] * block[1] > _MAX_TILE:
+def check_block(block: Any) -> tuple[int, int]:
+    """The (rows, columns) of a tile as Python ints.  Raises TypeError and ValueError."""
+    if isinstance(block, str) or not isinstance(block, Sequence) or len(block) != 2:
+        raise ValueError(f"block must be two positive integers, (rows, columns); got {block!r}")
+    rows, columns = arguments.integers(**{"block's rows": block[0], "block's columns": block[1]})
+    if min(rows, columns) < 1 or rows * columns > _MAX_TILE:
         raise ValueError(
             f"block must be two positive integers of a product up to {_MAX_TILE}; got {block!r}"
         )
+    return rows, columns
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -77,8 +77,7 @@ def check(x: Array, layout: str) -> Target:
     """Check the arguments; return x's target.  Raises TypeError and ValueError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
-    if layout not in nvfp4.LAYOUTS:
-        raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
+    arguments.check_choice("layout", layout, nvfp4.LAYOUTS)
     if x.ndim < 2 or x.shape[-1] % GROUP:
         raise ValueError(f"x must have shape (..., rows, K), K a multiple of 16; got {x.shape}")
     return target

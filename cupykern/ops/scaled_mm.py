@@ -19,7 +19,7 @@ from .checks.products import check_activation, check_addend, check_shapes, resul
 from .checks.scales import (
     arrays_and_numbers,
     blocked_groups,
-    check_quantized,
+    check_pair,
     check_scales,
     product_of_scales,
     read_operand,
@@ -117,7 +117,7 @@ def scaled_mm(
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
     x = read_operand("a", a, scale_a, a)
     y = read_operand("b", b, scale_b, a)
-    check_quantized(y.dtype)
+    check_pair(x.dtype, y.dtype)
     alpha = product_of_scales(x, y)
     # Test for None, not for the value 1: the result's dtype depends on which arguments are given.
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
@@ -167,11 +167,6 @@ def _transposed(
     arguments.same_place("b", b, a.data, "a")
     if b.dtype not in product.FLOAT16S:
         raise TypeError(f"b must be NvFp4, float16 or bfloat16 where a is NvFp4; got {b.dtype}")
-    if b.ndim < 2:
-        raise ValueError(f"b must have at least 2 dims; got shape {b.shape}")
-    if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
-
     if formula.reduces_rows:  # the transposed product would reduce columns
         product_alone: Any = scaled_mm(a, b, scale_a, scale_b, out_dtype="float32", config=config)
         return _apply(formula, product_alone, out_dtype, out)
@@ -180,11 +175,41 @@ def _transposed(
     given = each_dtype(formula, out_dtype)
     options["out_dtype"] = tuple("float32" if dtype is None else dtype for dtype in given)
     options["epilogue"], options["operands"] = formula.transposed()
-    y = scaled_mm(transposed(b), a, transposed(scale_b), scale_a, out=transposed(out), **options)
+    try:
+        y = scaled_mm(
+            transposed(b), a, transposed(scale_b), scale_a, out=transposed(out), **options
+        )
+    except (TypeError, ValueError):
+        _check_given(a, b, scale_a, scale_b, bias, out, options["out_dtype"][0], formula)
+        raise
     if formula.roots:
         first, *others = y
         return (transposed(first) if out is None else out, *map(transposed, others))
     return transposed(y) if out is None else out
+
+
+def _check_given(
+    a: NvFp4,
+    b: Array,
+    scale_a: Factor | None,
+    scale_b: Factor | None,
+    bias: Array | None,
+    out: Array | None,
+    out_dtype: Any,
+    formula: ReadFormula,
+) -> None:
+    """Raise the errors of a transposed product by the names and shapes of the call."""
+    x, y = read_operand("a", a, scale_a, a), read_operand("b", b, scale_b, a)
+    batch, m, n = check_shapes(x, y)
+    shape = (*batch, m, n)
+    check_addend("bias", bias, b, shape)
+    check_scales((x, y), batch, m, n)
+    arrays = {**x.arrays("a"), **y.arrays("b"), **formula.broadcast(b, shape), "bias": bias}
+    dtype = result_dtype(y.dtype, x.dtype, out_dtype, False, formula.result_dtypes)
+    if out is not None:
+        arguments.check_new_out(
+            out, shape, dtype, {name: z for name, z in arrays.items() if z is not None}
+        )
 
 
 def _apply(formula: ReadFormula, total: Array, out_dtype: ResultDTypes, out: Array | None) -> Any:

@@ -16,7 +16,6 @@ from ..typing import Array, Factor, Results
 from .agreement import Facts, agreed, by_rank, described
 from .collectives import check_split, contiguous, length
 from .communicator import Communicator
-from .product_facts import check_option
 
 _AXIS = {"bhsd": 2, "bshd": 1}
 
@@ -74,7 +73,7 @@ def ring_attention(
 
     def facts() -> Facts:
         arguments.check_flags(causal=causal, return_lse=return_lse)
-        check_option("layout", layout, tuple(_AXIS))
+        arguments.check_choice("layout", layout, tuple(_AXIS))
         check_operands(q, k, v, 4)
         for name, x in (("q", q), ("k", k), ("v", v)):
             comm.check_array(name, x)

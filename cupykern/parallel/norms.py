@@ -24,7 +24,6 @@ from .collectives import (
     shares,
 )
 from .communicator import Communicator
-from .product_facts import check_option
 
 
 def sequence_parallel_rms_norm(
@@ -155,7 +154,7 @@ def _of_rows(
     x, residual = given[0], options["residual"]
 
     def facts() -> Facts:
-        check_option("output", output, ("rows", "replicated"))
+        arguments.check_choice("output", output, ("rows", "replicated"))
         check_float(comm, "x", x, 2)
         _check(norm, given, options["eps"], residual)
         same = _described(given, residual, 0) | {"options": repr((options["eps"], output))}
@@ -182,7 +181,7 @@ def _of_sums(
     output: str,
 ) -> Any:
     def facts() -> Facts:
-        check_option("output", output, ("replicated", "rows"))
+        arguments.check_choice("output", output, ("replicated", "rows"))
         check_float(comm, "x", x, 2)
         _check(norm, (x, *given), eps, None)
         if residual is not None:

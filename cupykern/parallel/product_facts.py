@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -100,15 +100,10 @@ def is_number(scale: Any) -> bool:
     return getattr(scale, "ndim", 0) < 2
 
 
-def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
-
-
 def check_ways(input: Any, output: Any) -> None:
     """Check the options of column-parallel products.  Raises ValueError."""
-    check_option("input", input, ("replicated", "rows"))
-    check_option("output", output, ("columns", "replicated"))
+    arguments.check_choice("input", input, ("replicated", "rows"))
+    arguments.check_choice("output", output, ("columns", "replicated"))
 
 
 def column_facts(
@@ -150,7 +145,7 @@ def row_facts(
     output: Literal["replicated", "rows"],
     **options: Any,
 ) -> Facts:
-    check_option("output", output, ("replicated", "rows"))
+    arguments.check_choice("output", output, ("replicated", "rows"))
     for name, b in factors.items():
         check_operands(comm, a, b, name, **options)
     result_of(a, out_dtype)

@@ -260,8 +260,11 @@ class Problem:
         left, right = options.window or (-1, -1)
         window, slopes, sinks = (left, 0 if causal else right), options.alibi_slopes, options.sinks
         sq, sk, lengths = q.shape[3], k.shape[2], options.seq_lens
-        formulas = options.score is not None, isinstance(mask, (str, Expression)) or callable(mask)
-        positions_matter = window != (-1, -1) or slopes is not None or True in formulas
+        is_formula = isinstance(mask, (str, Expression)) or callable(mask)
+        score = read(options.score, "score") if options.score is not None else None
+        masked = read(mask, "mask") if is_formula else None
+        of_positions = [x for x in (score, masked) if x is not None and x.uses("i")]
+        positions_matter = window != (-1, -1) or slopes is not None or bool(of_positions)
         if positions_matter and causal_align is None and input_pos is None and sq != sk:
             raise ValueError(f"{sq} queries and {sk} keys need causal_align or input_pos")
         keys: Any = sk
@@ -270,11 +273,10 @@ class Problem:
             keys = lengths
         offset = (input_pos or 0) + (keys - sq if causal_align == "bottom_right" else 0)
         if slopes is not None:
-            slopes = as_float64(slopes).reshape(-1, k.shape[1], groups, 1, 1)
+            batch = slopes.shape[0] if slopes.ndim == 2 else 1
+            slopes = as_float64(slopes).reshape(batch, k.shape[1], groups, 1, 1)
         if sinks is not None:
             sinks = as_float64(sinks).reshape(1, k.shape[1], groups, 1, 1)
-        score = read(options.score, "score") if formulas[0] else None
-        masked = read(mask, "mask") if formulas[1] else None
         operands = {name: operand(q, x) for name, x in (options.operands or {}).items()}
         mask = None if masked else mask
         if mask is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
-from ..typing import Array, Factor
+from ..typing import Array, Factor, Namespace
 from .approximate import Approximate
 from .elementary import EXP2_BIAS, EXP2_RMS, EXP2_ULPS, RECIPROCAL_BIAS, RECIPROCAL_RMS
 from .matmul import scaled_product
@@ -34,6 +34,12 @@ def _logits(a: Array, w: Array, scale_w: Factor | None, bias: Array | None) -> A
     """Return the logits with the errors of FP32."""
     value = scaled_product(a, w, None, scale_w)
     return value if bias is None else value.plus(bias)
+
+
+def _log_sum(xp: Namespace, x: Array) -> Array:
+    """Return log(sum(exp(x))) along the last axis."""
+    top = xp.maximum(xp.max(x, axis=-1, keepdims=True), -1e300)  # not -inf - -inf
+    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
 
 
 def dequant_softmax_bound(
@@ -80,13 +86,19 @@ def dequant_softmax_bound(
         def of_sum(terms: Any) -> Any:
             return xp.sum(xp.where(y > 0, terms, 0.0), axis=-1, keepdims=True)
 
-        # Errors of both exponentials and of the last factor.
+        # A logit of -inf gives 0 without an error; another y may be 0 only in FP64's range.
+        seen = logits.exact > -np.inf
+        log_y = xp.where(seen, logits.exact - _log_sum(xp, logits.exact), -np.inf)
+        growth = _log_sum(xp, xp.where(seen, log_y + worst, -np.inf))  # of the sum
+        # Errors of both exponentials and of the last factor; of the sum by its shares.
         own = 4 * EXP2_ULPS * u + 4 * u + narrow * info.unit_roundoff
         relative = (e.exponent + e.total + own) * (1 + 2.0**-10)
-        relative = xp.expm1(relative + worst + of_sum(y * worst))
+        relative = relative + worst + xp.maximum(of_sum(y * worst), growth)
+        largest = xp.where(y > 0, y * xp.expm1(relative), xp.exp(log_y + relative))
         floor = 2 * 2.0**-126
-        # A logit of -inf gives 0 without an error.
-        worst, rms = (xp.where(y > 0, part, 0.0) for part in (y * relative, rms))
+        # Both results are at most 1, but for the sum's own errors.
+        worst = xp.where(seen, xp.minimum(largest, 1.0 + 2.0**-6), 0.0)
+        rms = xp.where(y > 0, rms, 0.0)
         shared = xp.sqrt(e.total_rms**2 + of_sum((y * rms) ** 2) + (RECIPROCAL_RMS * u) ** 2)
         own = e.exponent_rms**2 + rms**2 + shared**2 + (EXP2_RMS * u) ** 2 + ROUNDING**2
         own = own + e.rescaling**2

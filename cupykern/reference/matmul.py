@@ -45,6 +45,7 @@ def matmul(
     [[8.0, 0.0], [0.0, 23.0]]
     """
     xp = namespace(a)
+    _check_real(a, b, "complex_matmul")
     with np.errstate(all="ignore"):
         y = float(alpha) * product(as_float64(a), as_float64(b))
         if epilogue is not None:
@@ -92,6 +93,7 @@ def matmul_bound(
     out_dtype = stored_as(out_dtype, dtypes.of_product(a.dtype, b.dtype, plain))
     half = accumulate == "float16"
     products = Products(a.dtype, b.dtype, half_accumulators=half, precision=precision)
+    _check_real(a, b, "complex_matmul_bound")
     with np.errstate(all="ignore"):
         value = products.of(as_float64(a), as_float64(b))
         if products.exact and out_dtype != dtypes.int32:
@@ -166,6 +168,11 @@ def scaled_mm_bound(
         return (epilogue_bound(value, bias, activation, None, out_dtype, reference[0]),)
 
 
+def _check_real(a: Array, b: Array, instead: str) -> None:
+    if "c" in (a.dtype.kind, b.dtype.kind):
+        raise TypeError(f"complex products have a reference of their own: reference.{instead}")
+
+
 def stored_as(out_dtype: Any, default: np.dtype) -> Any:
     """Return the dtype of the result, or a tuple of dtypes for a tuple; None: `default`."""
     if isinstance(out_dtype, tuple):
@@ -174,9 +181,40 @@ def stored_as(out_dtype: Any, default: np.dtype) -> Any:
 
 
 def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None) -> Any:
-    """Return (scale_a * a) @ (scale_b * b) in FP64."""
+    """Return (scale_a * a) @ (scale_b * b) in FP64.
+
+    Scales multiply sums, as in kernels: an infinite one of a block whose elements have both signs
+    gives an infinity, not a NaN.
+    """
     x, y, factor = operands(a, b, scale_a, scale_b)
+    if by_block(scale_a, scale_b, y.shape[-1]) and not all(map(_is_finite, (scale_a, scale_b))):
+        x, y, _ = operands(a, b, None, None)
+        return _product_of_blocks(x, y, scale_a, scale_b)
     return product(x, y) * factor
+
+
+def _product_of_blocks(a: Array, b: Array, scale_a: Any, scale_b: Any) -> Any:
+    """Return the sum of the products of blocks along K, each times its scales."""
+    xp, (k, n) = namespace(a), b.shape[-2:]
+
+    def of_block(scale: Any, axis: int, block: int) -> Any:
+        if getattr(scale, "ndim", 0) < 2 or scale.shape[axis] == 1:
+            return 1.0 if scale is None else xp.asarray(scale, np.float64)
+        return as_float64(xp.take(scale, xp.asarray([block]), axis))
+
+    total: Any = 0.0
+    for block, first in enumerate(range(0, k, PROMOTED_K)):
+        part = slice(first, first + PROMOTED_K)
+        scale = of_block(scale_b, -2, block)
+        if getattr(scale, "ndim", 0) >= 2 and scale.shape[-1] not in (1, n):
+            scale = xp.repeat(scale, PROMOTED_K, -1)[..., :n]
+        scale = of_block(scale_a, -1, block) * scale
+        total = total + product(a[..., part], b[..., part, :]) * scale
+    return total
+
+
+def _is_finite(scale: Any) -> bool:
+    return scale is None or bool(np.isfinite(scale).all())
 
 
 def scaled_product(

@@ -413,7 +413,7 @@ def test_asarray_and_empty_make_arrays_of_any_dtype_of_a_target():
     with pytest.raises(ValueError, match="target must be"):
         cupykern.empty(3, "float16", "tpu")
     for shape in (-1, (-1,), (2, -1)):
-        with pytest.raises(ValueError, match="non-negative"):
+        with pytest.raises(ValueError, match="shape must not be negative"):
             cupykern.empty(shape, "float16", "host")
 
 

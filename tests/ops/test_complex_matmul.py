@@ -8,7 +8,7 @@ import pytest
 from products import compare
 
 import cupykern
-from cupykern import OPS
+from cupykern import OPS, reference
 from cupykern.numerics import to_numpy
 from cupykern.ops.complex_matmul import ComplexProblem
 
@@ -72,3 +72,11 @@ def test_illegal_arguments_are_refused(target):
         cupykern.matmul(a, b.real)
     with pytest.raises(ValueError, match="a's columns must be b's rows"):
         cupykern.matmul(a, a)
+
+
+def test_the_reference_of_real_products_refuses_complex_numbers():
+    z = np.ones((2, 2), np.complex64)
+    with pytest.raises(TypeError, match=r"reference\.complex_matmul"):
+        reference.matmul(z, z)
+    with pytest.raises(TypeError, match=r"reference\.complex_matmul_bound"):
+        reference.matmul_bound(z, z, reference=(z,))

@@ -10,7 +10,7 @@ import pytest
 from hopper_kernels import SCHEDULES
 
 import cupykern
-from cupykern import OPS, check, dtypes
+from cupykern import OPS, check, dtypes, reference
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.logits import NORMALIZE_LOGITS
@@ -120,6 +120,20 @@ def test_repeated_calls_give_the_same_bits(target):
     call = OP.inputs(LogitsProblem(5, 3000, 64, out_dtype="float32"), 1, target.xp)
     first, second = (to_numpy(OP.run(*call.args, **call.kwargs)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+def test_logits_that_fp32_cannot_tell_apart_are_within_the_bound(target):
+    """A y that underflows in FP64 has a logit, whose error may exceed the distance."""
+    a, w = np.ones((1, 1), np.float16), np.array([[1, 2, 3, 100]], np.int8)
+    bias = np.full(4, 1e11, np.float32)
+    options = {"bias": bias, "dtype": "float32"}
+    exact = reference.dequant_softmax(a, w, 20.0, **options)
+    (bound,) = reference.dequant_softmax_bound(a, w, 20.0, **options, reference=exact)
+    a, w, options["bias"] = map(target.xp.asarray, (a, w, bias))
+    y = cupykern.dequant_softmax(a, w, 20.0, **options)
+    assert (exact[0] == [[0, 0, 0, 1]]).all()
+    assert (np.abs(to_numpy(y) - exact[0]) <= bound.elementwise).all()
+    assert bound.elementwise.max() < 1.1
 
 
 def test_empty_arrays_give_empty_results(target):

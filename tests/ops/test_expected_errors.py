@@ -353,3 +353,12 @@ def test_what_is_flushed_is_expected_whole_or_not_at_all():
     roundings = 2.0**-23 * y[:2] / np.sqrt(12)
     np.testing.assert_allclose(bound.rms, [*np.hypot(roundings, floor), 0, 0], rtol=1e-12)
     assert bound.bias == floor and (bound.elementwise >= floor).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 2), (1, 3, 1)])
+def test_products_of_few_numbers_err_as_expected(shape):
+    """Of one rounding: where a gap exceeds the mean expected error, its place decides the error."""
+    for seed in range(100):
+        problem = MatmulProblem(*shape, "float32", ("float32", "float16")[seed % 2])
+        comparison = check.check_once(BY_NAME["matmul"], problem, seed, np, None)
+        assert comparison.rms_ratio <= check.RMS_LIMIT, comparison

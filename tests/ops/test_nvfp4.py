@@ -441,6 +441,16 @@ HALF = np.ones((4, 32), np.float16)
             np.ones((4, 2), np.float32))),
         (ValueError, "a's columns must be b's rows", lambda: cupykern.scaled_mm(HALF[:, :16], X)),
         (ValueError, "a's columns must be b's rows", lambda: cupykern.scaled_mm(X, HALF)),
+        (ValueError, r"shape \(4, 3\); got \(3, 4\)", lambda: cupykern.scaled_mm(
+            X, HALF.T[:, :3], out=np.zeros((3, 4), np.float32))),
+        (ValueError, "scale_a must be None", lambda: cupykern.scaled_mm(X, HALF.T, 2.0)),
+        (TypeError, "scale_b must be a real", lambda: cupykern.scaled_mm(X, HALF.T, scale_b="x")),
+        (ValueError, r"scale_b must have one element or shape \(..., 1, 4\)", lambda: (
+            cupykern.scaled_mm(X, HALF.T, scale_b=np.ones((4, 1), np.float32)))),
+        (ValueError, r"bias must broadcast to \(4, 4\)", lambda: cupykern.scaled_mm(
+            X, HALF.T, bias=np.ones(5, np.float32))),
+        (ValueError, r"operands\['t'\] must broadcast to \(4, 4\)", lambda: cupykern.scaled_mm(
+            X, HALF.T, epilogue="acc + t", operands={"t": np.ones((4, 3), np.float32)})),
         (
             TypeError, "b must be NvFp4, float16 or bfloat16",
             lambda: cupykern.scaled_mm(X, HALF.T.astype(E4M3))

@@ -177,12 +177,30 @@ def test_repeated_calls_give_the_same_bits(target, granularity):
             ValueError,
             "block must be two positive integers",
         ),
+        (
+            lambda x: ((x, "e4m3"), {"granularity": "block", "block": (np.int32(2**16),) * 2}),
+            ValueError,
+            "of a product up to",
+        ),
+        (
+            lambda x: ((x, "e4m3"), {"granularity": "block", "block": (True, 128)}),
+            TypeError,
+            "block's rows must be an integer",
+        ),
+        (lambda x: ((x, "e4m3"), {"block": "all"}), ValueError, "block must be two positive"),
+        (lambda x: ((x, "e4m3"), {"granularity": x}), ValueError, "granularity must be one of"),
     ],
 )
 def test_illegal_arguments_are_refused(target, arguments, error, message):
     args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
     with pytest.raises(error, match=message):
         cupykern.quantize(*args, **kwargs)
+
+
+def test_sizes_of_blocks_may_be_any_integers(target):
+    x = target.xp.ones((4, 300), np.float32)
+    for block in ([1, 128], (np.uint8(1), np.uint8(128)), (np.int64(1), 128)):
+        assert cupykern.quantize(x, "int8", granularity="block", block=block)[1].shape == (4, 3)
 
 
 def test_bench_problems_are_what_their_options_say():

@@ -29,7 +29,14 @@ from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, by_vectors
 from cupykern.gemm.row_reductions import MERGES
 from cupykern.gemm.split_plan import REDUCE_SPLIT_K
 from cupykern.op import Call, RandomDraw
-from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of, variants
+from cupykern.ops.problems.products import (
+    PAIRS,
+    MatmulProblem,
+    sums_in_half,
+    task_of,
+    variants,
+    with_layout,
+)
 from cupykern.ops.problems.scaled import PAIRS as SCALED_PAIRS
 from cupykern.ops.problems.scaled import SCALES, ScaledProblem, nvfp4_variants
 from cupykern.tools import options
@@ -430,3 +437,16 @@ def test_bench_problems_are_what_their_options_say():
 def test_illegal_bench_problems_are_refused(text, error):
     with pytest.raises(error):
         SCALED.bench_problem((32, 48, 64), text)
+
+
+@pytest.mark.in_turn
+def test_an_infinite_scale_multiplies_the_sum_of_its_block(target):
+    """Not each element, whose products would be infinities of both signs."""
+    a = np.tile(np.array([1, -1], np.float16), 128)[None].copy()
+    a[0, 0] = 3
+    b = np.ones((256, 1), dtypes.float8_e4m3fn)
+    scale = np.array([[np.inf, 1]], np.float32)
+    assert np.isposinf(reference.scaled_mm(a, b, scale, 1.0)[0]).all()
+    a, scale = map(target.xp.asarray, (a, scale))
+    y = cupykern.scaled_mm(a, with_layout(b, "F", target.xp), scale, 1.0)
+    assert np.isposinf(to_numpy(y).astype(np.float32)).all()

@@ -208,3 +208,13 @@ def test_a_block_mask_of_a_formula_is_that_of_its_elements(text, operands, block
     shape = expected.block_mask_types.shape
     assert (np.broadcast_to(made.block_mask_types, shape) == expected.block_mask_types).all()
     assert (np.broadcast_to(made.to_dense(), dense.shape) == dense).all()
+
+
+def test_formulas_without_positions_need_no_alignment():
+    q, k = np.ones((1, 1, 2, 8), np.float16), np.ones((1, 1, 3, 8), np.float16)
+    for options in ({"score": "s + j"}, {"mask": "j < 2"}):
+        exact = reference.attention(q, k, k, **options)
+        assert np.abs(cupykern.attention(q, k, k, **options) - exact[0]).max() < 1e-3
+    for call in (cupykern.attention, reference.attention):
+        with pytest.raises(ValueError, match=r"needs? causal_align or input_pos"):
+            call(q, k, k, score="s + i")

@@ -58,8 +58,7 @@ def check_shapes(q: Array, k: Array, v: Array) -> tuple[int, ...]:
 
 
 def check_causal_align(align: Any, *allowed: str | None) -> None:
-    if align not in allowed:
-        raise ValueError(f"causal_align must be {' or '.join(map(repr, allowed))}; got {align!r}")
+    arguments.check_choice("causal_align", align, allowed)
 
 
 def check_offset(align: Any, input_pos: Any, sq: int, sk: int, needed_by: str | None) -> int | None:
@@ -107,8 +106,7 @@ def check_scale(scale: Factor | None, dim: int) -> float:
 
 
 def check_accumulate(qk_accumulate: Any, dtype: np.dtype, target: Target) -> bool:
-    if qk_accumulate not in ("float32", "float16"):
-        raise ValueError(f"qk_accumulate must be 'float32' or 'float16'; got {qk_accumulate!r}")
+    arguments.check_choice("qk_accumulate", qk_accumulate, ("float32", "float16"))
     half_scores = qk_accumulate == "float16"
     if half_scores and not has_half_scores(dtype, target.arch):
         raise NotImplementedError(

@@ -50,7 +50,7 @@ class ReadFormulas(NamedTuple):
     def needs_positions(self) -> str | None:
         """The formula, "score" or "mask", that uses the query's position i; None if neither."""
         for name, formula in (("score", self.score), ("mask", self.mask)):
-            if formula and any(n.op == "name" and n.value == "i" for n in formula.nodes):
+            if formula and formula.uses("i"):
                 return name
         return None
 

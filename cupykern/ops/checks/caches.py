@@ -55,8 +55,7 @@ def check_caches(
         raise ValueError(f"{of_k} and {of_v} differ beside their last dims: {k.shape}, {v.shape}")
     if k.shape[3] != q.shape[-1]:
         raise ValueError(f"{of_k}'s last dim must be q's, {q.shape[-1]}; got {k.shape[3]}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
+    arguments.check_choice("layout", layout, LAYOUTS)
     given = k.shape
     if layout == "nhd":
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)

@@ -25,7 +25,14 @@ def result_dtype(
     out_dtype None: float32 if an operand is float32, else a's if it is a 16-bit float, else
     float16.  of_formula: see products.result_dtype.  Raises TypeError.
     """
-    product.compute_dtype(a, b)
+    try:
+        product.compute_dtype(a, b)
+    except TypeError:
+        raise TypeError(
+            "a and b1 must both be float16, bfloat16, float32, int8, FP8 or NvFp4, one float32 and "
+            "one float16 or bfloat16, or a float16 or bfloat16 and b1 FP8, int8 or NvFp4; got "
+            f"{a} and {b}"
+        ) from None
     if out_dtype is None:
         found = dtypes.of_product(a, b, False)
         return found if a in OUTPUTS else dtypes.float16

@@ -45,8 +45,7 @@ _MAX_INT8_K = (2**31 - 1) // 128**2
 
 def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
     """Whether accumulators are FP16.  Raises ValueError and NotImplementedError."""
-    if not isinstance(accumulate, str) or accumulate not in ("float32", "float16"):
-        raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+    arguments.check_choice("accumulate", accumulate, ("float32", "float16"))
     if accumulate == "float32":
         return False
     if not a == b == dtypes.float16:

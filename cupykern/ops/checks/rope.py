@@ -107,8 +107,7 @@ def _check_others(given: dict[str, Any]) -> None:
 
 def _check_cache(given: dict[str, Any], layout: Any) -> None:
     k, k_cache, v_cache, table = (given[n] for n in ("k", "k_cache", "v_cache", "block_table"))
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
+    arguments.check_choice("layout", layout, LAYOUTS)
     if k_cache is None:
         if table is not None:
             raise ValueError("block_table goes with k_cache and v_cache")

@@ -126,6 +126,18 @@ def check_quantized(b: np.dtype) -> None:
         )
 
 
+def check_pair(a: np.dtype, b: np.dtype) -> None:
+    """Raise TypeError unless `scaled_mm` multiplies these dtypes."""
+    check_quantized(b)
+    try:
+        product.compute_dtype(a, b)
+    except TypeError:
+        raise TypeError(
+            "a and b must both be FP8, int8 or NvFp4, or a float16 or bfloat16 and b FP8, int8 or "
+            f"NvFp4; got {a} and {b}"
+        ) from None
+
+
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:
     """The product of the scales that are numbers.  Raises ValueError if FP32 cannot hold it."""
     return arguments.checked_float(f"scale_{a.name} * scale_{b.name}", a.number * b.number)

@@ -85,7 +85,7 @@ def bench_parallel(
             raise click.UsageError(f"--parallel: unknown step {name!r}; all, {', '.join(STEPS)}")
     for name in against:
         if name not in ("all", *PEERS):
-            raise click.UsageError(f"unknown peer {name!r}; peers are all, {', '.join(PEERS)}")
+            raise click.UsageError(f"unknown library {name!r}; known are all, {', '.join(PEERS)}")
     world = World.of(target_name)
     target = targets.get(target_name)
     host = target.name == "host"
