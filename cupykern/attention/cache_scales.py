@@ -42,7 +42,7 @@ def array_of(scale: Any) -> Any:
     return scale if hasattr(scale, "ndim") else None
 
 
-def walkable_scale(scale: Any) -> Any:
+def aligned_scale(scale: Any) -> Any:
     """`scale`, or a contiguous copy if it is an array whose address or strides are not multiples
     of the itemsize."""
     return packed(scale) if hasattr(scale, "ndim") and not in_elements(scale) else scale

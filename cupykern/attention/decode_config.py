@@ -451,10 +451,10 @@ def variants(arch: str) -> tuple[Variant, ...]:
         *of_8bit,
         *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),
     )
-    return where_tuned(found, arch)
+    return untuned_on_rdna(found, arch)
 
 
-def where_tuned(found: tuple[Variant, ...], arch: str) -> tuple[Variant, ...]:
+def untuned_on_rdna(found: tuple[Variant, ...], arch: str) -> tuple[Variant, ...]:
     """`found`, marked as not tuned on RDNA: nothing is measured there, and clang spills registers
     of some variants."""
     rdna = arch.startswith(("gfx11", "gfx12"))

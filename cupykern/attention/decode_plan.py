@@ -16,7 +16,7 @@ from ..targets import Target
 from ..targets.repeated import Repeated
 from ..typing import Array
 from .attention_task import ScoreOptions
-from .cache_scales import KvScales, array_of, place_of, scale_params, walkable_scale
+from .cache_scales import KvScales, aligned_scale, array_of, place_of, scale_params
 from .decode_config import (
     CHUNKS_PER_GROUP,
     FAMILY,
@@ -261,7 +261,7 @@ def run(
     *inputs, lens, table = arrays
     is_copy = False
     if scales is not None:
-        given, scales = scales, (walkable_scale(scales[0]), walkable_scale(scales[1]))
+        given, scales = scales, (aligned_scale(scales[0]), aligned_scale(scales[1]))
         is_copy = any(x is not y for x, y in zip(given, scales, strict=True))
     places = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):

@@ -48,10 +48,10 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
     if task.precision == "fma":
         return fma
     parts = _of_parts(Fp16x3(), task, device)
-    return (*parts, *fma) if _parts_pay(parts, fma, task, device) else (*fma, *parts)
+    return (*parts, *fma) if _parts_are_profitable(parts, fma, task, device) else (*fma, *parts)
 
 
-def _parts_pay(
+def _parts_are_profitable(
     parts: tuple[SplitFloat32, ...], fma: tuple[FmaConfig, ...], task: GemmTask, device: Device
 ) -> bool:
     """Whether parts are estimated faster than multiply-adds, on the architecture's usual SM count.

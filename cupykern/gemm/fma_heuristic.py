@@ -46,7 +46,8 @@ def _configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
         config
         for tile in TILES
         for splits in _SPLITS
-        if splits == 1 or (task.k >= splits * BLOCK and _is_open(tile, task, splits, device.arch))
+        if splits == 1
+        or (task.k >= splits * BLOCK and _fits_one_wave(tile, task, splits, device.arch))
         if (config := replace(tile, splits=splits)).refusal(task, device) is None
     ]
     if not found:
@@ -57,7 +58,7 @@ def _configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
     return tuple(sorted(same, key=lambda c: estimate(c, task, device.multiprocessors)))
 
 
-def _is_open(tile: FmaGemmConfig, task: GemmTask, splits: int, arch: str) -> bool:
+def _fits_one_wave(tile: FmaGemmConfig, task: GemmTask, splits: int, arch: str) -> bool:
     """Whether the blocks of `splits` splits fit in at most 1.1 waves."""
     tiles = math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
     return tiles * splits <= 1.1 * tile.min_blocks * multiprocessors(arch)

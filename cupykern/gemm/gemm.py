@@ -190,7 +190,7 @@ def task_of(product: Product) -> GemmTask:
     return fp16_accumulate_task(task) if p.fp16_accumulate else task
 
 
-def streams(target: Target, product: Product) -> bool:
+def runs_skinny(target: Target, product: Product) -> bool:
     """Whether `product`, with its operands as they are in memory, runs as a skinny GEMM."""
     return isinstance(FAMILY.config(task_of(product), target), SkinnyGemmConfig)
 

@@ -133,8 +133,8 @@ def make_task(
         same = layouts(a, b2, k, m, n, block_scales) == (layout_a, layout_b)
         if not (same and dual_by_vectors(a.dtype, b.dtype, layout_a, layout_b, block_scales)):
             layout_a = layout_b = STRIDED
-    tma = (a.dtype == FP4 or _tma_walks(a, layout_a, m, k)) and all(
-        _tma_walks(x._replace(row=x.col, col=x.row), layout_b, n, k)
+    tma = (a.dtype == FP4 or _is_within_tma_limits(a, layout_a, m, k)) and all(
+        _is_within_tma_limits(x._replace(row=x.col, col=x.row), layout_b, n, k)
         for x in (b, b2)
         if x is not None and x.dtype != FP4  # nvfp4_tma covers NVFP4
     )
@@ -153,14 +153,14 @@ def make_task(
         return task
     codes = all(
         layout_of(x, 1, x.col, k, n) == K_MAJOR
-        and _tma_walks(x._replace(row=x.col, col=x.row), K_MAJOR, n, k)
+        and _is_within_tma_limits(x._replace(row=x.col, col=x.row), K_MAJOR, n, k)
         for x in (b, b2)
         if x is not None
     )
     return replace(task, nvfp4_tma=codes, scale_vectors=scaled)
 
 
-def _tma_walks(x: Matrix, layout: int, mn: int, k: int) -> bool:
+def _is_within_tma_limits(x: Matrix, layout: int, mn: int, k: int) -> bool:
     """Whether sizes and strides of x (mn, k) are within TMA's limits.  layout: from layout_of."""
     step = x.row if layout == K_MAJOR else x.col
     most = max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize

@@ -149,7 +149,7 @@ def run(
             all_copied = copies(arrays, matrices, shape[-2], shape[-1], k, *kinds)
             for copied in ((), all_copied[:1], all_copied):
                 found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
-                if copied == all_copied or gemm.streams(target, call._replace(**found)):
+                if copied == all_copied or gemm.runs_skinny(target, call._replace(**found)):
                     call = call._replace(**found)
                     break
         extra = {}

@@ -45,7 +45,7 @@ def fits_tma_store(product: Product, swap_ab: bool) -> bool:
         return False
     if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
         return False
-    return tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
+    return tma_stores(p.out, p.m, p.n) and _allows_tma_epilogue(p, swap_ab)
 
 
 def with_a_decoded(product: Product) -> Product:
@@ -72,10 +72,10 @@ def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
         floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
         stores = tma_stores(p.out, p.m, p.n)
         fits = floats or ((scaled or _are_parts(p)) and stores)
-        return fits and not swap_ab and _is_short(p, swap_ab)
+        return fits and not swap_ab and _allows_tma_epilogue(p, swap_ab)
     same = p.residual.dtype == p.out.dtype and not (scaled or _are_parts(p))
     both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
-    return both and _is_short(p, swap_ab)
+    return both and _allows_tma_epilogue(p, swap_ab)
 
 
 def _has_scalar_scales(p: Product) -> bool:
@@ -88,7 +88,7 @@ def _are_parts(p: Product) -> bool:
     return p.block_scales and p.b.dtype.itemsize > 1
 
 
-def _is_short(p: Product, swap_ab: bool) -> bool:
+def _allows_tma_epilogue(p: Product, swap_ab: bool) -> bool:
     """Whether the epilogues that store by TMA support alpha beside the scales, the bias (only per
     column) and the activation (only with a 16-bit a)."""
     scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]

@@ -31,9 +31,9 @@ from .checks.attention import (
     check_shapes,
     mask_arrays,
     padded_size,
+    readable,
     starts_at,
     steps,
-    walkable,
     walks,
 )
 from .checks.attention_formulas import (
@@ -244,7 +244,7 @@ def attention(
         y = maker(xp)(out_shape, q.dtype) if out is None else out
         stats = _empty_stats(xp, shape[:3], return_lse, return_row_stats)
         if 0 not in shape:
-            q, k, v = (walkable(x) for x in heads_first)
+            q, k, v = (readable(x) for x in heads_first)
             into = y.transpose(places)
             padded = *shape[:3], padded_size(dim_v)
             place = into if walks(into) else maker(xp)(padded, q.dtype)
@@ -273,7 +273,7 @@ def attention(
     return _results(y, stats)
 
 
-def kept_attention(
+def cached_attention(
     q: Array, k: Array, v: Array, *, scale: Factor | None = None, softcap: Factor | None = None
 ) -> Callable[..., None] | None:
     """A function launch(places, q, k, v, out, lse) that repeats the cached call of `attention` with

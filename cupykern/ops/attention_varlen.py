@@ -15,7 +15,7 @@ from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
 from ..attention.attention_task import NO_MASK, AttentionTask, PagePlace, ScoreOptions, prescales
-from ..attention.cache_scales import array_of, place_of, walkable_scale
+from ..attention.cache_scales import aligned_scale, array_of, place_of
 from ..attention.formulas import Ranges
 from ..numerics import namespace
 from ..runtime import plans
@@ -31,8 +31,8 @@ from .checks.attention import (
     check_scale,
     check_shapes,
     padded_size,
+    readable,
     steps,
-    walkable,
     walks,
 )
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
@@ -196,10 +196,10 @@ def attention_varlen(
             f"got {cu_q.shape}, {cu_seqlens_k.shape}"
         )
     if out is not None:
-        steering = {"cu_seqlens_q": cu_q, **keys.steering, "alibi_slopes": slopes,
+        index_arrays = {"cu_seqlens_q": cu_q, **keys.index_arrays, "alibi_slopes": slopes,
                     "sinks": head_sinks, "k_scale": scales[0], "v_scale": scales[1],
                     **formulas.by_name}  # fmt: skip
-        there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
+        there = {name: x for name, x in index_arrays.items() if is_cupy(x) == is_cupy(out)}
         others = {"q": q, "k": k, "v": v, **there}
         arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
     with arguments.on_device(target):
@@ -208,7 +208,7 @@ def attention_varlen(
         y = maker(xp)(out_shape, q.dtype) if out is None else out
         lse = maker(xp)((heads, rows), np.float32) if return_lse else None
         if y.size and batch and longest_q:
-            q, k, v = (walkable(x) for x in (given_q, keys.k, keys.v))
+            q, k, v = (readable(x) for x in (given_q, keys.k, keys.v))
             into = y[None].transpose(0, 2, 1, 3)
             padded = *into.shape[:3], padded_size(dim_v)
             place = into if walks(into) else maker(xp)(padded, q.dtype)
@@ -229,10 +229,10 @@ def attention_varlen(
             )  # fmt: skip
             given_scales, of_scales, scale_arrays = keys.scales or (), (), (None, None)
             if keys.scales is not None:
-                of_scales = of_k, of_v = tuple(map(walkable_scale, keys.scales))
+                of_scales = of_k, of_v = tuple(map(aligned_scale, keys.scales))
                 task = task._replace(codes=k.dtype, scales=(place_of(of_k), place_of(of_v)))
                 scale_arrays = array_of(of_k), array_of(of_v)
-            steered = [_as_steering(target, x) for x in (cu_q, *keys.steering.values())]
+            steered = [_as_steering(target, x) for x in (cu_q, *keys.index_arrays.values())]
             plan = attention_plan.attention_plan(target, task, config)
             pack = partial(_packed, task)
             rest = slopes, head_sinks, *scale_arrays, *given
@@ -254,7 +254,7 @@ class _Keys(NamedTuple):
     k, v: (1, Hkv, total_k, D), or pages (num_pages, Hkv, page, D).
     longest: upper limit of a sequence's number of keys.
     total: rows of k; for pages the capacity of a row of the block table.
-    steering: the integer arrays by name: offsets, or lengths and block table.
+    index_arrays: the integer arrays by name: offsets, or lengths and block table.
     scales: those of 8-bit pages, as numbers or arrays in "hnd" order.
     """
 
@@ -262,7 +262,7 @@ class _Keys(NamedTuple):
     v: Array
     longest: int
     total: int
-    steering: dict[str, Any]
+    index_arrays: dict[str, Any]
     pages: PagePlace | None = None
     scales: tuple[Any, Any] | None = None
 
@@ -328,7 +328,7 @@ def _as_steering(target: Target, x: Array) -> Array:
 
 def _packed(task: AttentionTask, *given: Any) -> tuple[Any, ...]:
     """The arguments of AttentionPlan.launch, without row statistics and mask arrays.  given: q, k,
-    v, out, lse, the steering arrays, slopes, sinks, both scales, and the operands of formulas."""
+    v, out, lse, the index arrays, slopes, sinks, both scales, and the operands of formulas."""
     last = 10 if task.pages else 9
     scales, operands = given[last : last + 2], given[last + 2 :]
     operands = task.formulas.pointers(operands) if task.formulas else ()

@@ -13,11 +13,11 @@ from ..attention.decode_config import MAX_QUERIES, DecodeConfig
 from ..op import Op
 from ..runtime import choice, plans
 from ..typing import Array, Factor, Results
-from .attention import attention, kept_attention
+from .attention import attention, cached_attention
 from .checks.cache_scales import numbers_and_arrays
 from .checks.caches import check_caches, check_keys
-from .decode_attention import decode_attention, kept_decode
-from .merge_attention import kept_merge, merge_attention
+from .decode_attention import cached_decode, decode_attention
+from .merge_attention import cached_merge, merge_attention
 from .problems import cascade_attention as problems
 
 _FLOAT32 = np.dtype(np.float32)
@@ -150,9 +150,9 @@ def cascade_attention(
         _, merged_lse = merge_attention(found, lse, own, own_lse, out=y)
         if key is not None:
             # A plan is None if its arrays were copied: every call must copy them again.
-            own_plan = kept_decode(q, k_cache, v_cache, **own_options)
-            launch_shared = _kept_shared(rows, keys, values, **options)
-            merge = kept_merge(found, lse, own, own_lse, y)
+            own_plan = cached_decode(q, k_cache, v_cache, **own_options)
+            launch_shared = _cached_shared(rows, keys, values, **options)
+            merge = cached_merge(found, lse, own, own_lse, y)
             if own_plan is not None and launch_shared is not None and merge is not None:
                 of_rows, of_results = (own.shape[:3], _FLOAT32), (own.shape, own.dtype)
                 parts = [of_rows, of_results, of_rows]  # of each call, and what is not returned
@@ -196,13 +196,13 @@ def _as_rows(by_head: Array) -> Array:
     return by_head.reshape(1, heads, batch * count, dim)
 
 
-def _kept_shared(
+def _cached_shared(
     rows: Array, keys: Array, values: Array, **options: Any
 ) -> Callable[..., None] | None:
     """The cached launch(places, rows, keys, values, out, lse) over the shared keys, or None."""
     if rows.shape[2] > MAX_QUERIES:
-        return kept_attention(rows, keys, values, **options)
-    plan = kept_decode(rows, keys, values, causal=False, **options)
+        return cached_attention(rows, keys, values, **options)
+    plan = cached_decode(rows, keys, values, causal=False, **options)
     if plan is None:
         return None
     absent = None, None, None, None, ()

@@ -217,7 +217,7 @@ def decode_attention(
     return y if lse is None else (y, lse)
 
 
-def kept_decode(
+def cached_decode(
     q: Array,
     k_cache: Array,
     v_cache: Array,

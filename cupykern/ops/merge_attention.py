@@ -108,7 +108,7 @@ def merge_attention(
     return y, lse
 
 
-def kept_merge(
+def cached_merge(
     out1: Array, lse1: Array, out2: Array, lse2: Array, out: Array | None
 ) -> Repeated | None:
     """The plan of a cached call of `merge_attention` with these arguments, or None."""

@@ -229,7 +229,7 @@ def _run_checked(
         task = norm_task(x, weight, bias, eps, residual, options, y, total)
         norm = None if task is None else make_norm(target, task, x.shape, config)
         if norm is None and out is None:
-            return _run_otherwise(x, weight, bias, eps, residual, options, dtype, config)
+            return _run_in_two_launches(x, weight, bias, eps, residual, options, dtype, config)
         if norm is None:  # rare: strides that no kernel supports, perhaps out's
             outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
             first, *rest = as_tuple(outputs)
@@ -287,7 +287,7 @@ def check(
     return target, checked, eps, checked.quantized
 
 
-def _run_otherwise(
+def _run_in_two_launches(
     x: Array,
     weight: Array | None,
     bias: Array | None,
@@ -303,13 +303,13 @@ def _run_otherwise(
     one launch, and rows with partial blocks, get an FP32 result that a second launch quantises.
     """
     # Compare strides, not flags: flags count any stride as contiguous where a size is 1.
-    walkable = all(
+    readable = all(
         a.strides == contiguous_operand(a.shape, a.itemsize).strides
         and operand(a).offset % a.itemsize == 0
         for a in (x, residual)
         if a is not None
     )
-    if not walkable:
+    if not readable:
         x, residual = arrays.packed(x), None if residual is None else arrays.packed(residual)
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
     plain = options._replace(quantize=None, granularity="row")
@@ -403,7 +403,8 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
 
 
 def _in_two_launches(problem: NormProblem) -> NormProblem:
-    """The first of two launches, if no kernel quantizes the blocks in one (`_run_otherwise`)."""
+    """The first of two launches (_run_in_two_launches), if no kernel quantizes the blocks in
+    one."""
     return replace(problem, quantize=None, granularity="row", out_dtype="float32")
 
 

@@ -36,7 +36,7 @@ from .row_layout import (
     operand,
     row_layout,
 )
-from .rows import RowPlan, evicts_last, row_plan
+from .rows import RowPlan, row_plan, set_cache_hints
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -275,7 +275,7 @@ def make_norm(
         params["centered"], params["compensated"] = options.centered, options.compensated
     itemsize, has_residual = task.x_dtype.itemsize, task.has_residual
     num_arrays = task.num_arrays
-    evicts_last(
+    set_cache_hints(
         params, layout, num_arrays * itemsize, task.y_dtype.itemsize + has_residual * itemsize
     )
     if even:

@@ -50,7 +50,7 @@ class SharedColumns(RowConfig):
         return self.threads_per_column
 
     @property
-    def rows_held(self) -> int:
+    def most_rows(self) -> int:
         """Rows of a matrix that a block or cluster holds."""
         return self.cluster_size * self.threads_per_column * self.vectors_per_thread
 
@@ -113,7 +113,7 @@ def configs(task: ColumnTask, device: Device) -> tuple[SharedColumns, ...]:
     if len(task.shape) - 2 > MAX_OUTER_DIMS or not in_vectors(task.shape[-1], task.x, task.y):
         return ()
     listed = column_configs(device.arch, task.dtype.itemsize)
-    return tuple(c for c in listed if c.rows_held >= task.shape[-2])
+    return tuple(c for c in listed if c.most_rows >= task.shape[-2])
 
 
 def _refusal(config: SharedColumns, task: ColumnTask, device: Device) -> str | None:

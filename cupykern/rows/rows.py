@@ -105,7 +105,7 @@ def row_plan(
     return RowPlan(target, (one_pass(_WHOLE_ROW, grid),), stages > 0, None)
 
 
-def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:
+def set_cache_hints(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:
     """Set the cache hints of a call in `params`: whether loads are evict_last, and the first row
     whose stores are (platform/cuda.cuh: load_policy, store_policy).
 

@@ -14,7 +14,7 @@ from ..runtime.choice import Family
 from ..targets import Device, Target
 from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits
 from .row_layout import Operand, RowLayout, row_layout
-from .rows import RowPlan, evicts_last, row_plan
+from .rows import RowPlan, row_plan, set_cache_hints
 from .softmax_configs import ClusterRows, RegisterRows
 from .softmax_heuristic import softmax_configs_of
 
@@ -99,6 +99,6 @@ def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
     params["log"] = task.log
     params["blocks"] = config.cluster_size
     params["unpredicated"] = config.is_unpredicated(layout)
-    evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
+    set_cache_hints(params, layout, itemsize, task.y_dtype.itemsize)
     variant = FAMILY.variant(task, config)
     return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))

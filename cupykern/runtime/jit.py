@@ -35,7 +35,7 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
             if kernel is None:
                 kernel = _kernels[key] = target.compile(variant)
     noted = _noted.get()
-    return kernel if noted is None else _NotedKernel(kernel, noted)
+    return kernel if noted is None else _LoggedKernel(kernel, noted)
 
 
 class _NoKernel:
@@ -81,7 +81,7 @@ class Launch(NamedTuple):
     shared_bytes: int
 
 
-class _NotedKernel:
+class _LoggedKernel:
     def __init__(self, kernel: Kernel, noted: list[Launch]):
         self._kernel, self._launches = kernel, noted
         self.usage, self.blocks_at_once = kernel.usage, kernel.blocks_at_once
@@ -98,7 +98,7 @@ _noted: ContextVar[list[Launch] | None] = ContextVar("cupykern_noted", default=N
 
 
 @contextmanager
-def noting() -> Iterator[list[Launch]]:
+def logging_launches() -> Iterator[list[Launch]]:
     """Within the block, append this thread's launches, which run as usual, to the returned list.
 
     Clears all plans before and after.
@@ -110,7 +110,7 @@ def noting() -> Iterator[list[Launch]]:
         yield launches
     finally:
         _noted.reset(token)
-        plans.clear()  # some hold a _NotedKernel
+        plans.clear()  # some hold a _LoggedKernel
 
 
 def clear() -> None:

@@ -674,7 +674,7 @@ def test_members_of_tuples_are_checked_in_every_call(fake):
     x = fake.array((256, 256), "float16")
     for _ in range(2):
         cupykern.quantize(x, "e4m3", granularity="block", block=(1, 128))
-        with pytest.raises(TypeError, match="block.s rows must be an integer"):
+        with pytest.raises(TypeError, match=r"block's rows must be an integer"):
             cupykern.quantize(x, "e4m3", granularity="block", block=(1.0, 128.0))
 
 

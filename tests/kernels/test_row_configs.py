@@ -27,7 +27,7 @@ from cupykern.rows.quantize_columns import SharedColumns
 from cupykern.rows.quantize_rows import EvenRows
 from cupykern.rows.quantize_tiles import GlobalTiles, RegisterTiles
 from cupykern.rows.row_layout import Operand, RowLayout, contiguous_operand, row_layout
-from cupykern.rows.rows import evicts_last
+from cupykern.rows.rows import set_cache_hints
 from cupykern.rows.softmax_configs import RegisterRows
 from cupykern.rows.softmax_heuristic import softmax_configs_of
 from cupykern.targets import offline
@@ -242,7 +242,7 @@ def test_what_is_evicted_last(megabytes, loads, stores_from):
         (megabytes, 2**18), 1, (contiguous_operand((megabytes, 2**18), 4),) * 2, (1,)
     )
     params = np.zeros((), [("loads_last", np.int32), ("stores_last_from", np.int64)])
-    evicts_last(params, layout, 4, 4)
+    set_cache_hints(params, layout, 4, 4)
     assert params.item() == (loads, stores_from)
 
 

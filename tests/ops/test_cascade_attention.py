@@ -86,7 +86,7 @@ def test_a_config_is_of_the_own_keys():
 
 
 def test_a_config_that_does_not_fit_launches_nothing():
-    with jit.noting() as launches:
+    with jit.logging_launches() as launches:
         with pytest.raises(ValueError, match="config does not fit: chunk must be min_chunk"):
             cascade(config=replace(CONFIG, chunk=96))
         with pytest.raises(TypeError, match="config must be a DecodeConfig; got MergeConfig"):
@@ -348,7 +348,7 @@ def test_in_a_graph(gpu):
     ],
 )  # fmt: skip
 def test_wrong_calls_launch_nothing(error, message, given):
-    with jit.noting() as launches, pytest.raises(error, match=message):
+    with jit.logging_launches() as launches, pytest.raises(error, match=message):
         cascade(**given)
     assert not launches
 

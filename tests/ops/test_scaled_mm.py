@@ -32,7 +32,7 @@ from cupykern.op import Call, RandomDraw
 from cupykern.ops.problems.products import (
     PAIRS,
     MatmulProblem,
-    sums_in_half,
+    has_fp16_accumulators,
     task_of,
     variants,
     with_layout,
@@ -157,7 +157,7 @@ def test_every_variant_is_chosen_by_some_product():
                         # Of two matrices: few rows of one are streamed (test_skinny_gemm.py).
                         task = GemmTask(2, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
                         tasks = [task]
-                        if sums_in_half(task, arch):
+                        if has_fp16_accumulators(task, arch):
                             tasks.append(gemm.fp16_accumulate_task(task))
                         for t in tasks:
                             chosen.add(gemm.variant(t, gemm.choose_config(t, arch)))

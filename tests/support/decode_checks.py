@@ -52,14 +52,14 @@ def check_any_batch(target):
     lens, keys = (300, 1, 0, 257, 300), 300
     q, (k, v) = make((5, 6, 2, 128)), caches(lens, keys)
     k[4], v[4], q[4] = k[0], v[0], q[0]
-    steering = np.array(lens, np.int32)
+    index_arrays = np.array(lens, np.int32)
 
     def run(batch, size):
         arrays = [np.full((len(batch), *x.shape[1:2], size, 128), np.nan, FP16) for x in (k, v)]
         for large, x in zip(arrays, (k, v), strict=True):
             large[:, :, : min(size, keys)] = x[batch][:, :, :size]
         args = to_target(target, q[batch], *arrays)
-        (lens_there,) = to_target(target, steering[batch])
+        (lens_there,) = to_target(target, index_arrays[batch])
         outputs = cupykern.decode_attention(*args, seq_lens=lens_there, return_lse=True)
         return [on_host(y) for y in outputs]
 

@@ -245,7 +245,7 @@ def test_a_layer_is_eight_launches(cache_dtype):
     cache = nan_cache(False, PLAIN, cache_dtype, targets.get("host"))
     decoder.prefill(TOKENS[:, :3], cache)
     cache.set_lengths([3, 3])
-    with jit.noting() as launches:
+    with jit.logging_launches() as launches:
         decoder.decode(TOKENS[:, 3], cache)
     kernels = [launch.kernel for launch in launches]
     assert len(kernels) == 8 * len(PLAIN.kinds) + 2, kernels

@@ -204,7 +204,7 @@ def starts_at(mask: Any, given: Any) -> bool:
     return given is not None and address_of(mask) == address_of(given)
 
 
-def walkable(x: Array) -> Array:
+def readable(x: Array) -> Array:
     """x if kernels can read it in place, else a copy; rows are zero-padded to 8 elements."""
     if x.shape[3] % 8:
         return padded_to(x, 8)

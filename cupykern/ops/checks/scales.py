@@ -96,9 +96,9 @@ def read_operand(name: str, x: Array | NvFp4, scale: Any, a: Array | NvFp4) -> R
     check_depth(x.shape[-1])  # before a copy
     xp = of_array(first).xp
     data, groups = x.data, x.scale
-    if not _walks(data, 8):
+    if not _has_aligned_rows(data, 8):
         data = xp.array(data, order="C")
-    if not _walks(groups, 1):
+    if not _has_aligned_rows(groups, 1):
         groups = xp.array(groups.view(np.uint8), order="C").view(groups.dtype)
     blocked = x.layout == "blocked"
     if blocked:
@@ -110,7 +110,7 @@ def read_operand(name: str, x: Array | NvFp4, scale: Any, a: Array | NvFp4) -> R
     return ReadOperand(name, data, product.FP4, shape, *factor, groups, blocked)
 
 
-def _walks(x: Array, alignment: int) -> bool:
+def _has_aligned_rows(x: Array, alignment: int) -> bool:
     """Whether rows are contiguous and begin at multiples of `alignment` bytes."""
     if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
         return False

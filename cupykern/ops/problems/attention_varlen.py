@@ -129,9 +129,9 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Namespace) -> Call:
     q_lengths, k_lengths = zip(*p.lengths, strict=True) if p.lengths else ((), ())
     rows, keys = sum(q_lengths), sum(k_lengths)
     shapes = (rows, p.h, p.d), (keys, p.h_kv, p.d), (keys, p.h_kv, p.dv)
-    steering: dict[str, Any] = {}
+    index_arrays: dict[str, Any] = {}
     if p.page is not None:
-        args, steering = _paged(p, shapes[0], seed, xp)
+        args, index_arrays = _paged(p, shapes[0], seed, xp)
     elif p.kind == "bench":
         args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
     else:
@@ -143,13 +143,13 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Namespace) -> Call:
     cu = [np.cumsum((0, *each), dtype=np.int32) for each in lengths]
     if seed % 2 or p.kind == "bench":  # else numpy arrays, whose contents are checked
         cu = [xp.asarray(x) for x in cu]
-        steering = {
-            name: x if isinstance(x, float) else xp.asarray(x) for name, x in steering.items()
+        index_arrays = {
+            name: x if isinstance(x, float) else xp.asarray(x) for name, x in index_arrays.items()
         }
     kwargs: dict[str, Any] = {"max_seqlen_q": max(q_lengths, default=0)}
     if p.page is None or seed % 3 == 0:
         kwargs["max_seqlen_k"] = max(k_lengths, default=0)
-    kwargs |= steering | p.options.arguments(len(p.lengths), p.h, seed + 4, xp)
+    kwargs |= index_arrays | p.options.arguments(len(p.lengths), p.h, seed + 4, xp)
     for name, value, default in (
         ("causal", p.causal, False), ("causal_align", p.causal_align, "bottom_right"),
         ("scale", p.scale, None), ("return_lse", p.lse, False),
@@ -180,7 +180,7 @@ def _paged(
     numbers = iter(order)
     for own, count in zip(table, pages_of, strict=True):
         own[:count] = [next(numbers) for _ in range(count)]
-    steering: dict[str, Any] = {"seq_lens_k": lens, "block_table": table}
+    index_arrays: dict[str, Any] = {"seq_lens_k": lens, "block_table": table}
     shapes = [(len(order), p.h_kv, page, dim) for dim in (p.d, p.dv)]
     if p.kind == "bench":
         swapped = [(n, size, heads, dim) for n, heads, size, dim in shapes]
@@ -188,8 +188,10 @@ def _paged(
         kinds = zip((q_shape, *found), (dtype, cached, cached), strict=True)
         if p.cache_dtype:
             scale = np.full(p.h_kv, 1 / 32 if p.cache_dtype == "int8" else 1.0, np.float32)
-            steering |= {"k_scale": scale, "v_scale": scale}
-        return tuple(inputs.bench_values(*x, seed + i, xp) for i, x in enumerate(kinds)), steering
+            index_arrays |= {"k_scale": scale, "v_scale": scale}
+        return tuple(
+            inputs.bench_values(*x, seed + i, xp) for i, x in enumerate(kinds)
+        ), index_arrays
     q = in_memory(values(p.kind, (1, *q_shape), dtype, seed, "q"), "bhsd", p.view, xp)[0]
     order_of_dims = "bshd" if p.layout == "nhd" else "bhsd"
     caches = []
@@ -216,8 +218,8 @@ def _paged(
             if p.layout == "nhd":
                 scale = np.ascontiguousarray(scale.swapaxes(1, 2))
         name += "_scale"
-        steering[name] = float(scale) if p.scales == "number" else xp.asarray(scale)
-    return (q, *caches), steering
+        index_arrays[name] = float(scale) if p.scales == "number" else xp.asarray(scale)
+    return (q, *caches), index_arrays
 
 
 def work(problem: VarlenProblem) -> Work:

@@ -287,7 +287,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         variant(problem, decode_config.choose_config(task_of(problem), arch))
         for problem in problems
     )
-    return *decode_config.variants(arch), *decode_config.where_tuned(of_formulas, arch)
+    return *decode_config.variants(arch), *decode_config.untuned_on_rdna(of_formulas, arch)
 
 
 def sample(

@@ -362,7 +362,7 @@ def variants(
                 fp16_accumulate = gemm.fp16_accumulate_task(task)
                 for config in (
                     gemm.configs(fp16_accumulate, arch)
-                    if sums_in_half(fp16_accumulate, arch)
+                    if has_fp16_accumulators(fp16_accumulate, arch)
                     else ()
                 ):
                     found[gemm.variant(fp16_accumulate, config)] = None
@@ -384,7 +384,7 @@ def _formula_variants(arch: str, splits: bool) -> tuple[Variant, ...]:
     return (*found.values(), *MERGES)
 
 
-def sums_in_half(task: GemmTask, arch: str) -> bool:
+def has_fp16_accumulators(task: GemmTask, arch: str) -> bool:
     """Whether `arch` has variants of the task with FP16 accumulators."""
     plain = task.a == task.b == dtypes.float16 and not task.block_scales
     return plain and not arch.startswith("gfx")
