@@ -69,7 +69,8 @@ def scaled_mm(
         Hopper, an NvFp4 b with many rows of a, and an NvFp4 a, are first decoded into temporary
         memory of two bytes per element.
     scale_a, scale_b: factors of the stored values; None: 1.  One of:
-        a finite number, or a float32 array of one element;
+        a finite number, or a float32 array of one element (of two numbers the product must be 0
+        or at least 2^-126 in magnitude);
         float32 per row, (..., M, 1) for a, and per column, (..., 1, N) for b;
         float32 per block of 128 along k (and 128 columns of b), (..., M, ceil(K / 128)) for a and
         (..., ceil(K / 128), ceil(N / 128)) for b.  The other scale is then per block, a number or

@@ -171,7 +171,9 @@ target_option = click.option(
     "--target", type=click.Choice(TARGETS), help="Default: the GPU if there is one, else host."
 )
 shapes_option = click.option(
-    "--shapes", callback=parse_shapes, help='As "4096,4096;32768,1024".  Default: the op\'s own.'
+    "--shapes",
+    callback=parse_shapes,
+    help='As "4096,4096;32768,1024".  Default: the op\'s; of sweep and tune the first.',
 )
 dtypes_option = click.option(
     "--dtype",
