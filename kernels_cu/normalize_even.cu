@@ -13,9 +13,9 @@
 KERNEL void normalize_even(const Element* x, const void* weight, const Element* residual,
                            const rows::EvenParams params, const void* bias, void* y, Element* sum,
                            float* rstd_out, float* mean_out, float* row_scale,
-                           const rows::ColdParams cold) {
+                           const rows::RareParams cold) {
     wait_for_previous_grid();
-    rows::announce_to_cluster();
+    rows::init_exchange_barriers();
     const rows::StatisticOutputs outputs{mean_out, rstd_out, row_scale};
     if constexpr (kResidual != kEither) {
         constexpr bool kHasResidual = kResidual == kAlways;

@@ -3,21 +3,21 @@
 //
 // FP32 operands use FMA (gemm/skinny_fma.cuh), because tensor cores would round them.
 // Constants: see gemm/skinny.cuh.
-// Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
+// Launch: grid (kSkews * ceil(n / (kSkews * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).
-#include "gemm/skinny_phase.cuh"
+#include "gemm/skinny_skew.cuh"
 
 KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
                         const e4m3* groups_b, const SkinnyGemmParams params) {
     wait_for_previous_grid();
     SHARED_STORAGE(SkinnyGemmStorage, storage);
-    const int warp = int(threadIdx.x) / kWarpSize, phase = int(blockIdx.x % kPhases);
-    const int64_t first_col = int64_t(blockIdx.x / kPhases) * kTileN;
+    const int warp = int(threadIdx.x) / kWarpSize, skew = int(blockIdx.x % kSkews);
+    const int64_t first_col = int64_t(blockIdx.x / kSkews) * kTileN;
     EpilogueParams own = params.epilogue;
-    const PhaseColumns columns(b, params.b_row, phase);
+    const SkewColumns columns(b, params.b_row, skew);
     own.n = columns.count(own.n);
-    if (kPhases > 1 && first_col >= own.n) return;
+    if (kSkews > 1 && first_col >= own.n) return;
     columns.step(own);
     const int first_k = warp * kDepth;
     const ElementA* own_a = a + first_k - columns.before;

@@ -12,7 +12,7 @@
 KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
                             const rows::SoftmaxParams params, int64_t) {
     wait_for_previous_grid();
-    rows::announce_to_cluster();
+    rows::init_exchange_barriers();
     SHARED_STORAGE(rows::RowVector, tile);
     const int rank = cluster_rank(), blocks = params.blocks;
     const int64_t row = int(blockIdx.x) / blocks;

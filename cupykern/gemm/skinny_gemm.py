@@ -39,7 +39,7 @@ from .sm90_config import shared_memory_refusal
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
-_PHASES = 8  # gemm/skinny.cuh: kPhases
+_SKEWS = 8  # gemm/skinny.cuh: kSkews
 _KERNELS = {"gemm": "skinny_gemm", "dual_gemm": "dual_gemm_skinny"}
 _FORMULA_PARAMS = {
     "gemm": ("skinny_gemm_expression.cu", "ExpressionSkinnyGemmParams"),
@@ -300,8 +300,8 @@ def skinny_gemm_plan(
         params["product"] = plain
         fill_formula(params["expression"], product)
     kernel, struct = get_kernel(target, variant), target.by_value(params)
-    phases = _PHASES if is_misaligned(task) and not _mn_major(task) else 1
-    grid = phases * math.ceil(product.n / (phases * config.tile_n))
+    skews = _SKEWS if is_misaligned(task) and not _mn_major(task) else 1
+    grid = skews * math.ceil(product.n / (skews * config.tile_n))
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         a, b, *rest = arrays

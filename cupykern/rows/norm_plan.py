@@ -256,7 +256,7 @@ def make_norm(
     arguments = None
     params["eps"] = task.eps
     if even:
-        cold = zeros("rows/load_even.cuh", "ColdParams")
+        cold = zeros("rows/load_even.cuh", "RareParams")
         params["unpredicated"] = (
             config.is_unpredicated(layout) and len(task.columns) == 1 + options.centered
         )

@@ -119,17 +119,17 @@ struct WarpRows {
 // across the mainloop.
 DEVICE int first_row_of_warp() { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; }
 
-// Calls f(top, m, r) with the row maximum (AttentionStorage::tops) of row r of row fragment m, in
-// the one lane that owns the row.
+// Calls f(top, m, r) with the row maximum (AttentionStorage::row_maxima) of row r of row fragment m,
+// in the one lane that owns the row.
 template <class F>
-DEVICE void for_each_top(AttentionStorage& storage, F f) {
+DEVICE void for_each_row_maximum(AttentionStorage& storage, F f) {
     const int lane = lane_id(), first = first_row_of_warp();
     if (!Rows::is_first(lane)) return;
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
 #pragma unroll
         for (int r = 0; r < Softmax::kRows; ++r) {
-            f(storage.tops[first + 16 * m + Rows::row(lane, r)], m, r);
+            f(storage.row_maxima[first + 16 * m + Rows::row(lane, r)], m, r);
         }
     }
 }
@@ -137,14 +137,14 @@ DEVICE void for_each_top(AttentionStorage& storage, F f) {
 // Online softmax step: `scores` become probabilities P, then O += P V.
 template <class Copier>
 DEVICE void attend(AttentionStorage& storage, const Params& params, const Loaders& loaders,
-                   bool keeps_tops, Copier& copier, Scores& scores, WarpRows& rows) {
+                   bool keeps_row_maxima, Copier& copier, Scores& scores, WarpRows& rows) {
     float largest[kRowFragments][Softmax::kRows];
     bool moves = false;
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
         const Softmax& softmax = rows.softmax[m];
-        Softmax::template look<kKeyFragments>(at, largest[m]);
+        Softmax::template find_row_maxima<kKeyFragments>(at, largest[m]);
         moves |= softmax.any_far || softmax.exceeds(largest[m], params.exponent_scale);
     }
     if (vote_any(moves)) {
@@ -152,7 +152,7 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
         for (int m = 0; m < kRowFragments; ++m) {
             const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
             float factors[Softmax::kRows];
-            rows.softmax[m].move(largest[m], params.exponent_scale, factors);
+            rows.softmax[m].rescale(largest[m], params.exponent_scale, factors);
 #pragma unroll
             for (int d = 0; d < kDimFragments; ++d) {
 #pragma unroll
@@ -163,14 +163,15 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
             rows.softmax[m].template subtract_far<kKeyFragments>(at, params.exponent_scale);
         }
     }
-    if (keeps_tops) {
+    if (keeps_row_maxima) {
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r)
                 largest[m][r] = Rows::across_lanes(largest[m][r], Max());
         }
-        for_each_top(storage, [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
+        for_each_row_maximum(storage,
+                             [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
     }
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
@@ -193,7 +194,7 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
 using Tiles = Score::Tiles<KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>, kTileM, kTileN>::Type;
 
 // The mainloop over key tiles.  Copier: from a source of keys and values (attention/kv.cuh).
-template <class Copier> struct Walk {
+template <class Copier> struct BlockMainloop {
     AttentionStorage& storage;
     const Params& params;
     const AttentionHead& head;
@@ -203,7 +204,7 @@ template <class Copier> struct Walk {
     Loaders& loaders;
     WarpRows& rows;
     int first_row, end;
-    bool keeps_tops;
+    bool keeps_row_maxima;
     bool more;       // a tile is left
     int block_type;  // of the warp's rows in the tile
 
@@ -252,7 +253,7 @@ template <class Copier> struct Walk {
         if constexpr (!kUnmasked) {
             mask_scores(scores, params, head, mask, first_row + first_row_of_warp(), key, type);
         }
-        attend(storage, params, loaders, keeps_tops, copier, scores, rows);
+        attend(storage, params, loaders, keeps_row_maxima, copier, scores, rows);
     }
 };
 
@@ -292,7 +293,7 @@ DEVICE void finish(AttentionStorage& storage, const Params& params, const Attent
         }
     }
     if (statistics.lse || statistics.row_max || statistics.row_sum) {
-        for_each_top(storage, [&](float& top, int m, int r) {
+        for_each_row_maximum(storage, [&](float& top, int m, int r) {
             const int row = first_row + 16 * m + Rows::row(lane, r);
             if (row >= head.sq) return;
             const RowStatistics found = RowStatistics::of(
@@ -352,13 +353,14 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
                                           Rows::is_first(lane_id()));
     }
     Loaders loaders(first_row_of_warp());
-    const bool keeps_tops = lse || row_max || row_sum;
-    if (keeps_tops) {
-        for_each_top(storage,
-                     [&](float& top, int, int) { top = kGeneral ? first_top : -kInfinity; });
+    const bool keeps_row_maxima = lse || row_max || row_sum;
+    if (keeps_row_maxima) {
+        for_each_row_maximum(
+            storage, [&](float& top, int, int) { top = kGeneral ? first_top : -kInfinity; });
     }
-    Walk<typename KvSource::Copier> walk{storage, params,       head, mask, copier,     tiles,
-                                         loaders, rows_of_warp, row,  end,  keeps_tops, more};
+    BlockMainloop<typename KvSource::Copier> walk{
+        storage, params,       head, mask, copier,           tiles,
+        loaders, rows_of_warp, row,  end,  keeps_row_maxima, more};
     walk.look();
     // Keys below this are kept by all rows: with causality the first row keeps the fewest.
     const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;

@@ -172,7 +172,7 @@ template <class Traits> struct MainloopSm90 {
             QueryState query(count);
             storage.query_pipeline.consumer_wait(query);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
-            const int left = tile.num_steps;
+            const int left = tile.num_key_tiles;
             if (left == kNoTile) return;
             begin(tile);
             if (left == 0) {
@@ -210,7 +210,7 @@ template <class Traits> struct MainloopSm90 {
                 int next_left = 0;
                 if (Traits::kQueryStages == 2) {
                     storage.query_pipeline.consumer_wait(next);
-                    next_left = next_tile.num_steps;
+                    next_left = next_tile.num_key_tiles;
                 }
                 storage.value_pipeline.consumer_wait(before);
                 if (next_left <= 0) {
@@ -248,10 +248,10 @@ template <class Traits> struct MainloopSm90 {
             const QueryState query(count);
             storage.query_pipeline.consumer_wait(query);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
-            if (tile.num_steps == kNoTile) return;
+            if (tile.num_key_tiles == kNoTile) return;
             begin(tile);
             clear();
-            bool more = tile.num_steps > 0;
+            bool more = tile.num_key_tiles > 0;
             bool pending = false;  // the tile after the run is skipped
 #pragma unroll 1
             while (more) {

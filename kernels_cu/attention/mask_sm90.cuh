@@ -43,7 +43,7 @@ template <class Traits> struct KeyRange {
     // complete, all of its warps have begun it, and `steps` can change.
     DEVICE void look_up(const SharedStorage<Traits>& storage, int stage, int remaining = 0) {
         if constexpr (Mask::kBlocks) {
-            const KeyStep step = storage.steps[stage][threadIdx.x / 128];
+            const KeyTileInfo step = storage.steps[stage][threadIdx.x / 128];
             block_key = step.key;
             state = uint32_t(step.partial) << 3 | (step.last ? 0 : kMore) | uint32_t(step.type);
         } else {

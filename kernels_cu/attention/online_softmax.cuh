@@ -122,11 +122,11 @@ struct OnlineSoftmax {
         }
         any_far = is_far(score, scale);
     }
-    // A step: `look`.  If any_far or `exceeds` is true in any lane: `move` and `subtract_far`, and
-    // the caller multiplies the outputs so far by `factors`.  Then `exponentiate`.  largest: this
-    // lane's largest score of each row; -inf: none.
+    // A step: `find_row_maxima`.  If any_far or `exceeds` is true in any lane: `rescale` and
+    // `subtract_far`, and the caller multiplies the outputs so far by `factors`.  Then
+    // `exponentiate`.  largest: this lane's largest score of each row; -inf: none.
     template <int kFragments, class Score>
-    DEVICE static void look(const Score& score, float (&largest)[kRows]) {
+    DEVICE static void find_row_maxima(const Score& score, float (&largest)[kRows]) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) largest[r] = -kInfinity;
 #pragma unroll
@@ -150,7 +150,7 @@ struct OnlineSoftmax {
         return (score - origin[r]) * scale > kRescaleAbove;
     }
     // Moves origins and rescales sums; returns whether one of this lane's factors is not 1.
-    DEVICE bool move(const float (&largest)[kRows], float scale, float (&factors)[kRows]) {
+    DEVICE bool rescale(const float (&largest)[kRows], float scale, float (&factors)[kRows]) {
         bool any = false;
         any_far = false;
 #pragma unroll

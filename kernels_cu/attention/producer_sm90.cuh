@@ -30,7 +30,7 @@ template <class Traits> struct ProducerSm90 {
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
                           const KeyTileIterator& keys, uint32_t index) {
         const KvState to(index);
-        KeyStep found[kConsumers];
+        KeyTileInfo found[kConsumers];
         if constexpr (Mask::kFormula) {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) {
@@ -66,14 +66,14 @@ template <class Traits> struct ProducerSm90 {
     }
     DEVICE void find_tile(TileScheduler<Traits>& scheduler, uint32_t count) {
         QueryTile tile;
-        tile.num_steps = kNoTile;
+        tile.num_key_tiles = kNoTile;
         if (scheduler.next(params, storage.sequences, tile.head, tile.row)) {
             const int last = tile.row + clamp_index(tile.head.sq - tile.row, 0, Traits::kTileM) - 1;
             tile.end = tile.head.limit(params, last);
-            tile.num_steps = tile.end > 0 ? (tile.end - 1) / Traits::kTileN + 1 : 0;
+            tile.num_key_tiles = tile.end > 0 ? (tile.end - 1) / Traits::kTileN + 1 : 0;
             if constexpr (Traits::kGeneral) {
-                const int left = tile.num_steps - first_tile(tile.head, tile.row);
-                tile.num_steps = left > 0 ? left : 0;
+                const int left = tile.num_key_tiles - first_tile(tile.head, tile.row);
+                tile.num_key_tiles = left > 0 ? left : 0;
             }
         }
         storage.tiles[count % Storage::kTiles] = tile;
@@ -86,7 +86,7 @@ template <class Traits> struct ProducerSm90 {
             const QueryState query(count);
             QueryTile& tile = storage.tiles[count % Storage::kTiles];
             storage.query_pipeline.producer_acquire(query);
-            if (tile.num_steps == kNoTile) {
+            if (tile.num_key_tiles == kNoTile) {
                 storage.query_pipeline.full[query.stage].arrive();
                 return;
             }
@@ -97,7 +97,7 @@ template <class Traits> struct ProducerSm90 {
             KeyTileIterator keys(mask, row, head.sq, first_key, tile.end);
             Score::begin(keys, params, arrays, head, row);
             bool more = keys.next();
-            if (Mask::kBlocks && !more) tile.num_steps = 0;
+            if (Mask::kBlocks && !more) tile.num_key_tiles = 0;
             storage.queries[query.stage].load(
                 q_map, storage.query_pipeline.full[query.stage],
                 {row, head.head, head.batch, int(head.q_first), head.sq});

@@ -17,20 +17,20 @@ static_assert(!kHalfScores || kHasHalfAccumulator, "FP16 accumulators");
 
 // Whether queries are the rows of the accumulators: true on targets where an accumulator repacks to
 // an A operand.
-constexpr bool kRowsStay = kAccumulatorSide == kSideA;
+constexpr bool kQueriesInA = kAccumulatorSide == kSideA;
 // Unmasked tiles have a separate loop, unless registers are short.
-constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kRowsStay);
+constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kQueriesInA);
 using RowFragment = Fragment<Element, kAccumulatorSide>;
-constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
+constexpr Side kColSide = kQueriesInA ? kSideB : kSideA;
 using ColFragment = Fragment<Element, kColSide>;
 using FloatAccumulator = Accumulator<Element>;
 struct Layout {
     static constexpr int kCount = FloatAccumulator::kCount;
     DEVICE static constexpr int row(int lane, int i) {
-        return kRowsStay ? FloatAccumulator::row(lane, i) : FloatAccumulator::col(lane, i);
+        return kQueriesInA ? FloatAccumulator::row(lane, i) : FloatAccumulator::col(lane, i);
     }
     DEVICE static constexpr int col(int lane, int i) {
-        return kRowsStay ? FloatAccumulator::col(lane, i) : FloatAccumulator::row(lane, i);
+        return kQueriesInA ? FloatAccumulator::col(lane, i) : FloatAccumulator::row(lane, i);
     }
 };
 // kRows x kCols accumulator fragments.  kGroup columns of fragments are multiplied at once; more
@@ -39,11 +39,11 @@ template <class AccumulatorFragment, int kRows, int kCols>
 struct TiledAccumulator {
     static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1,
                          kGroups = kCols / kGroup;
-    AccumulatorFragment acc[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
+    AccumulatorFragment acc[kGroups][kQueriesInA ? kRows : kGroup][kQueriesInA ? kGroup : kRows];
 
     DEVICE AccumulatorFragment& at(int row, int col) {
         auto& group = acc[col / kGroup];
-        return kRowsStay ? group[row][col % kGroup] : group[col % kGroup][row];
+        return kQueriesInA ? group[row][col % kGroup] : group[col % kGroup][row];
     }
     // acc += rows * columns; load(f, col) loads the fragment of column col.
     template <class Load>
@@ -53,7 +53,7 @@ struct TiledAccumulator {
             ColFragment cols[kGroup];
 #pragma unroll
             for (int i = 0; i < kGroup; ++i) load(cols[i], g * kGroup + i);
-            if constexpr (kRowsStay) mma(acc[g], rows, cols);
+            if constexpr (kQueriesInA) mma(acc[g], rows, cols);
             else mma(acc[g], cols, rows);
         }
     }
@@ -68,7 +68,7 @@ using KeyTile = SharedTile<kTileN, int(sizeof(Element)) * kHeadDim>;
 struct AttentionStorage {
     QueryTile queries;  // at the end the warps' outputs
     KeyTile keys, values;
-    float tops[kTileM];  // each row's largest score so far, for statistics
+    float row_maxima[kTileM];  // each row's largest score so far, for statistics
 };
 
 struct Loaders {

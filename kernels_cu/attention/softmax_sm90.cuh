@@ -26,7 +26,7 @@ template <class T, class Layout> struct SoftmaxSm90 : OnlineSoftmax<T, Layout> {
     // largest: this lane's largest score of each row; -inf: none.
     template <int kFragments, class Score>
     DEVICE void start(const Score& score, float scale, float (&largest)[kRows]) {
-        Base::template look<kFragments>(score, largest);
+        Base::template find_row_maxima<kFragments>(score, largest);
         this->any_far = false;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -43,7 +43,7 @@ template <class T, class Layout> struct SoftmaxSm90 : OnlineSoftmax<T, Layout> {
     template <int kFragments, class Score>
     DEVICE bool update(const Score& score, float scale, float (&largest)[kRows],
                        float (&factors)[kRows]) {
-        Base::template look<kFragments>(score, largest);
+        Base::template find_row_maxima<kFragments>(score, largest);
         bool moves = false, moved = false;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) moves |= largest[r] > limit[r];
@@ -51,7 +51,7 @@ template <class T, class Layout> struct SoftmaxSm90 : OnlineSoftmax<T, Layout> {
         // behind the next wait for wgmma.
 #pragma unroll 1
         while (vote_any(moves)) {
-            this->move(largest, scale, factors);
+            this->rescale(largest, scale, factors);
             Base::template subtract_far<kFragments>(score, scale);
             set_limits(scale);
             moves = this->exceeds(largest, scale);

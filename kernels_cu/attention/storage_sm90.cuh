@@ -64,17 +64,17 @@ template <class Traits, int kRows_, int kDims> struct SharedRows {
     DEVICE static int to_row(int row) { return row * kRowBytes; }
 };
 
-// num_steps: number of the query tile's key tiles; a block mask can keep fewer.  They are processed
-// in descending order.  kNoTile: the previous tile was the last one.
+// num_key_tiles: of the query tile; a block mask can keep fewer.  They are processed in descending
+// order.  kNoTile: the previous tile was the last one.
 constexpr int kNoTile = -1;
 struct QueryTile {
     AttentionHead head;
-    int row, num_steps;
+    int row, num_key_tiles;
     int end;  // the tile's last row keeps only keys below this
 };
 // With a block mask, a warpgroup's view of a key tile: first key, block type, partial tile, and
 // whether it is the query tile's last one.
-struct alignas(16) KeyStep { int key, type, partial, last; };
+struct alignas(16) KeyTileInfo { int key, type, partial, last; };
 
 template <class Traits> struct SharedStorage {
     // The producer writes query tile i + 1 while consumers can still read tile i - 1.
@@ -85,7 +85,7 @@ template <class Traits> struct SharedStorage {
     SharedRows<Traits, Traits::kTileM, Traits::kHeadDim> queries[kQueryStages];
     SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys[kStages];
     SharedRows<Traits, Traits::kTileN, Traits::kHeadDimV> values[kStages];
-    KeyStep steps[Traits::Mask::kBlocks ? kStages : 1][kConsumers];  // of `keys`
+    KeyTileInfo steps[Traits::Mask::kBlocks ? kStages : 1][kConsumers];  // of `keys`
     // A stage of queries is free when each warp's outputs have left it.
     pipeline::TmaPipeline<kQueryStages, 32, 4 * kConsumers> query_pipeline;
     pipeline::TmaPipeline<kStages, 128, kConsumers> key_pipeline, value_pipeline;

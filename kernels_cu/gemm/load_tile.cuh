@@ -18,13 +18,14 @@ template <class Mainloop, class Arguments> struct TileLoader {
 
     // For 8-bit weights whose row stride equals their length, blocks in lockstep would hit the same
     // few DRAM banks.  Therefore tiles start at different k, which depends only on their columns.
-    static constexpr bool kSpreads =
+    static constexpr bool kStaggersK =
         Mainloop::kSlicedK && Mainloop::kMixedInput && !Mainloop::kMnMajorRows && kCols < 64 &&
         !kMulticast && !Mainloop::kBlockScales && !kSame<typename Mainloop::RowElement, e2m1x2>;
     // A Fibonacci hash of the tile, scaled to [0, num_k_tiles).
-    DEVICE static int first_of_k(int tile, int num_k_tiles) {
-        return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32)
-                        : 0;
+    DEVICE static int first_k_tile_of(int tile, int num_k_tiles) {
+        return kStaggersK
+                   ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32)
+                   : 0;
     }
 
     using Source = typename Mainloop::Source;
@@ -83,7 +84,7 @@ template <class Mainloop, class Arguments> struct TileLoader {
         const int num_k_tiles = scheduler.num_k_tiles;
         Mainloop::template load<kRowEdge, kColEdge>(
             storage, state, rows(tile), cols(tile), scheduler.first_k_tile, num_k_tiles,
-            first_of_k(int(tile.col) / Mainloop::kTileN, num_k_tiles));
+            first_k_tile_of(int(tile.col) / Mainloop::kTileN, num_k_tiles));
     }
 };
 

@@ -228,7 +228,7 @@ struct MainloopSm90 {
     }
 
     // Called by the producer thread.  Loads `num_k_tiles` k tiles from `first` on, the first
-    // `ahead` of them last (TileLoader::kSpreads).
+    // `ahead` of them last (TileLoader::kStaggersK).
     template <bool kRowEdge, bool kColEdge>
     DEVICE static void load(SharedStorage& storage, PipelineState& state, const Source& rows,
                             const Source& cols, int first, int num_k_tiles, int ahead = 0) {

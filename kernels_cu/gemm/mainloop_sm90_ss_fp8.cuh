@@ -76,7 +76,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     using SharedStorage =
         typename Choose<kBlockScales, ScaledStorage, typename Base::SharedStorage>::Type;
     // Position of the scale of a row of A.  SwapAB: the scales of a lane's columns are adjacent.
-    DEVICE static int scale_place(int row) {
+    DEVICE static int scale_index(int row) {
         return kSwapAB ? row % 8 / 2 * (Base::kTileM / 4) + row / 8 * 2 + row % 2 : row;
     }
 
@@ -133,7 +133,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
 #pragma unroll
                         for (int j = 0; j < kProducts * kOfLane; ++j) {
                             const int p = j / kOfLane, of_k = j % kOfLane;
-                            stage[part + of_k][p * Base::kTileM + scale_place(row)] =
+                            stage[part + of_k][p * Base::kTileM + scale_index(row)] =
                                 of_a[i][of_k] * of_b[p][of_k];
                         }
                     }

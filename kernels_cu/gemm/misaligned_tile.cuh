@@ -16,11 +16,11 @@ template <class T, int kRows, int kElements>
 constexpr bool kIsMisaligned<MisalignedTile<T, kRows, kElements>> = true;
 
 // Byte offsets of the rows in their first chunks, the same in every stage.
-struct RowPhases {
+struct RowSkews {
     uint32_t first, step;  // low bits of row 0's address; row stride in bytes
 
     template <class T>
-    DEVICE static RowPhases of(const T* first, int64_t row_stride) {
+    DEVICE static RowSkews of(const T* first, int64_t row_stride) {
         return {uint32_t(uintptr_t(first)), uint32_t(row_stride) * uint32_t(sizeof(T))};
     }
     template <class Tile>
@@ -51,9 +51,9 @@ struct MisalignedCopier {
         : begin(begin), next(origin), row_stride(row_stride), stage_stride(stage_stride) {}
     DEVICE void copy(Tile& tile, int row, int chunk, int rows, int elements) const {
         const char* from = reinterpret_cast<const char*>(next + row * row_stride);
-        const int phase = int(uintptr_t(from) % 16);
-        const int bytes = elements * int(sizeof(T)) + phase - 16 * chunk;
-        from += 16 * chunk - phase;
+        const int skew = int(uintptr_t(from) % 16);
+        const int bytes = elements * int(sizeof(T)) + skew - 16 * chunk;
+        from += 16 * chunk - skew;
         copy_async_part(&tile.chunks[row][chunk], from,
                         row < rows && from >= begin ? clamp_to(bytes, 16) : 0);
     }

@@ -43,7 +43,7 @@ constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
 // Misaligned K-major rows of 16-bit elements: every eighth row has the same alignment.  A block
 // computes columns of equal alignment: it reads B from the aligned start of each row's first chunk,
 // and A from the same number of elements before its first one.
-constexpr int kPhases = kMisaligned && !kMnMajorB ? 8 : 1;
+constexpr int kSkews = kMisaligned && !kMnMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kMatrices == 1 || (kMatrices == 2 && !kMisaligned && !kMnMajorB),
               "one product or two");
@@ -66,7 +66,7 @@ constexpr int kStepK = kWarps * kDepth;       // k from one stage of a warp to t
 constexpr int kRowsB = kMnMajorB ? kDepth : kTileN,
               kRowB = kMnMajorB ? kTileN : kDepth / kPerElement;
 using TileA =
-    typename Choose<(kPhases > 1), MisalignedTile<ElementA, kRows, kDepth>, AlignedA>::Type;
+    typename Choose<(kSkews > 1), MisalignedTile<ElementA, kRows, kDepth>, AlignedA>::Type;
 using CodesB = typename Choose<kMisaligned && kMnMajorB, MisalignedTile<ElementB, kRowsB, kRowB>,
                                SharedTile<kRowsB, kRowB* int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
@@ -175,12 +175,12 @@ template <bool kScaled>
 using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
 
 template <class Stored, bool kMnMajor, class Fragment, class Tile>
-DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile,
-                           const RowPhases& phases, int first, int k) {
+DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile, const RowSkews& skews,
+                           int first, int k) {
     if constexpr (kIsMisaligned<Tile>) {
         collect_fragment(fragments[0], [&](int mn, int i) {
-            return kMnMajor ? phases.row(tile, k + i)[first + mn]
-                            : phases.row(tile, first + mn)[k + i];
+            return kMnMajor ? skews.row(tile, k + i)[first + mn]
+                            : skews.row(tile, first + mn)[k + i];
         });
     } else if constexpr (kSame<Stored, e2m1x2>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
@@ -198,7 +198,7 @@ struct SkinnyMma {
     using Scalar = typename Fragment::Scalar;
     Fragment acc[kColFragments][1] = {};
 
-    DEVICE void multiply(const SkinnyStage& stage, const RowPhases& of_a, const RowPhases& of_b) {
+    DEVICE void multiply(const SkinnyStage& stage, const RowSkews& of_a, const RowSkews& of_b) {
 #pragma unroll
         for (int k = 0; k < kDepth; k += kStep) {
             constexpr int kCount = kMixedInput ? 2 : 1;
@@ -332,7 +332,7 @@ struct SkinnyGemmStorage {
 
 // Zeros the `count` elements that precede each row in the first stage.
 template <class Stage>
-DEVICE void clear_heads(Stage& stage, const RowPhases& of_a, int count) {
+DEVICE void clear_heads(Stage& stage, const RowSkews& of_a, int count) {
     for (int row = lane_id(); row < kTileN; row += kWarpSize) {
         auto* b = static_cast<ElementB*>(stage.b[0](row, 0));
         for (int i = 0; i < count; ++i) b[i] = ElementB();
@@ -372,7 +372,7 @@ struct SkinnyOperands {
     int rows, cols;       // valid ones
     int first_k, last_k;  // of this warp
     int before;           // elements of a row's first chunk that precede the row
-    RowPhases phases_a, phases_b;
+    RowSkews skews_a, skews_b;
 };
 
 // Computes the block's accumulators in storage.warps[...].acc.  `prepare` loads the epilogue's
@@ -405,13 +405,13 @@ DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x
         copy_async_wait<kStages - 2>();
         sync_warp();  // this stage has arrived, and all lanes have read the one before it
         load_next();
-        if constexpr (kPhases > 1) {
+        if constexpr (kSkews > 1) {
             if (k == 0 && x.before > 0) {
-                clear_heads(own.stages[stage], x.phases_a, x.before);
+                clear_heads(own.stages[stage], x.skews_a, x.before);
                 sync_warp();
             }
         }
-        product.multiply(own.stages[stage], x.phases_a, x.phases_b);
+        product.multiply(own.stages[stage], x.skews_a, x.skews_b);
         promotion.promote(product, k + kStepK);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }

@@ -30,8 +30,8 @@ struct SkinnyFma {
     // MN-major: a lane's columns are one vector.
     DEVICE int col(int j) const { return kMnMajorB ? 4 * n + j : n + j * kLanesN; }
 
-    template <class Stage, class Phases>
-    DEVICE void multiply(const Stage& stage, const Phases&, const Phases&) {
+    template <class Stage, class Skews>
+    DEVICE void multiply(const Stage& stage, const Skews&, const Skews&) {
 #pragma unroll 2
         for (int chunk = k; chunk < kChunks; chunk += kLanesK) {
             float a[4][4], b[4][4];

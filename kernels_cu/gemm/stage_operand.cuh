@@ -22,8 +22,8 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kRowBytes;
     static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kRowBytes) == 0, "whole boxes");
 
-    static constexpr int kGroup = 8;  // rows per period of the swizzle
-    static_assert(kExtent % kGroup == 0, "whole groups");
+    static constexpr int kSwizzleRows = 8;  // rows per period of the swizzle
+    static_assert(kExtent % kSwizzleRows == 0, "whole groups");
     // Rows of A or columns of B in a box.
     static constexpr int kBoxExtent = kMnMajor ? kRowBytes * kPacked / kSize : kExtent;
 
@@ -35,7 +35,7 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
         if (left >= kExtent) return kBytes;
         if (left <= 0) return 0;
         if (kMnMajor) return (left + kBoxExtent - 1) / kBoxExtent * kBoxBytes;
-        return (left + kGroup - 1) / kGroup * kGroup * (kBytes / kExtent);
+        return (left + kSwizzleRows - 1) / kSwizzleRows * kSwizzleRows * (kBytes / kExtent);
     }
     // The map of a tile, or of a slice of one.  K-major: the boxes of `edge` have only the last
     // rows.  MN-major: tiles at the edge skip whole boxes of the same map.

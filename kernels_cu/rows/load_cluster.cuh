@@ -87,7 +87,7 @@ DEVICE Statistic merge_cluster(const Statistic& of_warp, const Statistic& none, 
     } else {
         Barrier& full = exchange_barriers()[0];
         if (threadIdx.x == 0) full.arrive_expect_tx(count * int(sizeof(Statistic)));
-        cluster_wait();  // all blocks have started (announce_to_cluster)
+        cluster_wait();  // all blocks have started (init_exchange_barriers)
         if (lane_id() < blocks) store_async(&partials[cluster_warp], of_warp, full, lane_id());
         full.wait(0);
     }

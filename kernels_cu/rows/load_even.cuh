@@ -20,7 +20,7 @@ struct EvenParams {
     int64_t stores_last_from;  // the first row that is stored with evict_last
 };
 // Rarely used parameters.
-struct ColdParams { int64_t statistic_stride, num_rows, num_cols, dtype; };
+struct RareParams { int64_t statistic_stride, num_rows, num_cols, dtype; };
 
 using RowVector = Vector<Element, kVectorWidth>;
 struct EvenStorage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };

@@ -163,7 +163,7 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
             if (threadIdx.x == 0) {
                 full.arrive_expect_tx(kRowsPerThread * at.partials() * int(sizeof(Statistic)));
             }
-            cluster_wait();  // all blocks have started (announce_to_cluster)
+            cluster_wait();  // all blocks have started (init_exchange_barriers)
             if (lane_id() < at.t.blocks) {
 #pragma unroll
                 for (int r = 0; r < kRowsPerThread; ++r) {
@@ -211,7 +211,7 @@ struct RowFactors { float rstd, shift, encode; };
 template <bool kUnpredicated>
 DEVICE void store_statistic(const Statistic& s, int64_t row, const EvenTile<kUnpredicated>& at,
                             const StatisticOutputs& outputs, const EvenParams& params,
-                            const ColdParams& cold) {
+                            const RareParams& cold) {
     if (at.t.lane != 0 || at.t.rank != 0 || (!kUnpredicated && row >= cold.num_rows)) return;
     const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
     const int64_t to = row * cold.statistic_stride;
@@ -239,7 +239,7 @@ DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWi
 template <bool kHasResidual, bool kUnpredicated>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, const StatisticOutputs& outputs,
-                           const EvenParams& params, const ColdParams& cold) {
+                           const EvenParams& params, const RareParams& cold) {
     const auto at = EvenTile<kUnpredicated>::here(cold.num_cols, params.blocks_log2);
     const int64_t cluster =
         kFewerBlocks ? blockIdx.x >> params.blocks_log2 : blockIdx.x / kClusterSize;
@@ -412,7 +412,7 @@ template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
                                const void* bias, void* y, Element* sum,
                                const StatisticOutputs& outputs, const EvenParams& params,
-                               const ColdParams& cold) {
+                               const RareParams& cold) {
     if (params.unpredicated) {
         normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, outputs, params,
                                            cold);

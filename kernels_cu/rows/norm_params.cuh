@@ -1,5 +1,5 @@
 // Parameters of the layer_norm and rms_norm kernels, except of normalize_even.cu (EvenParams and
-// ColdParams: rows/load_even.cuh).
+// RareParams: rows/load_even.cuh).
 #pragma once
 #include "rows/tile.cuh"
 

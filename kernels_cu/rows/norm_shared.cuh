@@ -344,7 +344,7 @@ DEVICE void normalize_shared_rows(const Element* x, const Element* residual, con
                                   const void* bias, const NormOutputs& out,
                                   const NormParams& params, int64_t pass) {
     using Params = NormParams;
-    announce_to_cluster();
+    init_exchange_barriers();
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();

@@ -39,7 +39,7 @@ DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) 
     if constexpr (kClusterSize > 1) {
         const int bytes = t.blocks * int(sizeof(of_blocks[0]));
         if (threadIdx.x == 0) exchange_barriers()[0].arrive_expect_tx(bytes);
-        cluster_wait();  // all blocks have started (announce_to_cluster)
+        cluster_wait();  // all blocks have started (init_exchange_barriers)
     }
     sync_block();
     if (int(threadIdx.x) < kRowsPerBlock) {
@@ -115,7 +115,7 @@ DEVICE void store_columns(Code* y, int64_t step, const Column& column,
 
 DEVICE void quantize_strip(const Element* x, void* y, float* scales,
                            const QuantizeTileParams& params) {
-    announce_to_cluster();
+    init_exchange_barriers();
     SHARED_STORAGE(ColumnStorage, storage);
     RowThread t = RowThread::here();
     if constexpr (kClusterSize > 1) t.blocks = params.blocks;

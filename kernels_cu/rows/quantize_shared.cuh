@@ -76,7 +76,7 @@ DEVICE void store_codes(Code* y, int64_t stride, const SharedRow<Element>& row, 
 DEVICE void quantize_rows(const Element* x, void* y, float* scales, float* statistics,
                           const QuantizeRowParams& params, int64_t pass) {
     using Params = QuantizeRowParams;
-    announce_to_cluster();
+    init_exchange_barriers();
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();

@@ -74,7 +74,7 @@ DEVICE Barrier* exchange_barriers() {
 
 // All blocks of a cluster must have started before one writes into another's shared memory: call
 // this first in a kernel that calls merge_across_warps.
-DEVICE void announce_to_cluster() {
+DEVICE void init_exchange_barriers() {
     if constexpr (kClusterSize > 1) {
         if (threadIdx.x == 0) {
             for (int i = 0; i < kMaxExchanges; ++i) exchange_barriers()[i].init(1);

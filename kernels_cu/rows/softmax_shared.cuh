@@ -126,7 +126,7 @@ DEVICE void store(Out* y, int64_t stride, const SharedRow<Element>& row, const N
 DEVICE void softmax_rows(const Element* x, const uint8_t* mask, void* y, MaxSum* statistics,
                          const SoftmaxParams& params, int64_t pass) {
     using Params = SoftmaxParams;
-    announce_to_cluster();
+    init_exchange_barriers();
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();

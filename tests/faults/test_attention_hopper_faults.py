@@ -95,8 +95,8 @@ FAULTS = {
         MASK, "tile += begin > 0 ? begin / Traits::kTileN : 0;", "", "causal window"
     ),
     "tiles before the window are awaited": Fault(
-        PRODUCER, "const int left = tile.num_steps - first_tile(tile.head, tile.row);",
-        "const int left = tile.num_steps;", "causal window"
+        PRODUCER, "const int left = tile.num_key_tiles - first_tile(tile.head, tile.row);",
+        "const int left = tile.num_key_tiles;", "causal window"
     ),
     "a sink that every lane counts": Fault(
         MAIN, "softmax.begin(top[0], params.exponent_scale, lane_id() % 4 == 0);",

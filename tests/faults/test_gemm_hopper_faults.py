@@ -87,7 +87,7 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        STORE_TMA, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "",
+        STORE_TMA, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kChunksPerStore>();", "",
         "shared tiles"
     ),
     "every box to the same place": Fault(
@@ -101,8 +101,8 @@ FAULTS = {
         "StageRows::bytes(rows.left);", "shared tiles",
     ),
     "the bytes of whole boxes expected at the edge": Fault(
-        STAGE, "/ kGroup * kGroup * (kBytes / kExtent);",
-        "/ kGroup * kGroup * (kBytes / kExtent) * 2;", "plain",
+        STAGE, "/ kSwizzleRows * kSwizzleRows * (kBytes / kExtent);",
+        "/ kSwizzleRows * kSwizzleRows * (kBytes / kExtent) * 2;", "plain",
     ),
     "boxes beyond an MN-major matrix expected": Fault(
         STAGE, "(left + kBoxExtent - 1) / kBoxExtent * kBoxBytes;", "kBytes;", "ping-pong"
@@ -338,8 +338,10 @@ FAULTS = {
         TILE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
     ),
     "the two columns of a register exchanged": Fault(
-        BOX, "pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart])",
-        "pack<half>(values[first_of_pair(i) + kApart], values[first_of_pair(i)])", "mixed (K, N)",
+        BOX,
+        "pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kPairStride])",
+        "pack<half>(values[first_of_pair(i) + kPairStride], values[first_of_pair(i)])",
+        "mixed (K, N)",
     ),
     "the turn left out": Fault(
         BOX, "store_matrix<kSwapAB>(row, four)", "store_matrix<false>(row, four)", "mixed (N, K)"
@@ -421,8 +423,11 @@ FAULTS = {
         "residual, split k",
     ),
     "the two columns of a residual's register exchanged": Fault(
-        BOX, "values[first_of_pair(i)] += low;\n        values[first_of_pair(i) + kApart] += high;",
-        "values[first_of_pair(i)] += high;\n        values[first_of_pair(i) + kApart] += low;",
+        BOX,
+        "values[first_of_pair(i)] += low;\n"
+        "        values[first_of_pair(i) + kPairStride] += high;",
+        "values[first_of_pair(i)] += high;\n"
+        "        values[first_of_pair(i) + kPairStride] += low;",
         "residual, swap-AB",
     ),
     "a residual of the batch's first matrix": Fault(

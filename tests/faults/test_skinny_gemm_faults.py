@@ -20,7 +20,7 @@ from skinny_gemm_checks import (
 )
 
 FILE = "skinny_gemm.cu"
-PHASE = "gemm/skinny_phase.cuh"
+SKEW = "gemm/skinny_skew.cuh"
 PARTS = "gemm/skinny.cuh"
 MISALIGNED = "gemm/misaligned_tile.cuh"
 FMA = "gemm/skinny_fma.cuh"
@@ -72,23 +72,23 @@ FAULTS = {
         "misaligned K-major b",
     ),
     "k ends as if it began with a chunk": Fault(
-        PHASE, "params.k + before,", "params.k,", "misaligned K-major b"
+        SKEW, "params.k + before,", "params.k,", "misaligned K-major b"
     ),
     "what lies behind rows is copied": Fault(
         PARTS, "first + row < own ? bytes : 0", "first + row < own ? 16 : 0", "misaligned K-major b"
     ),
     "results of other columns": Fault(
-        PHASE, "phase * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
+        SKEW, "skew * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
     ),
     "columns of all phases": Fault(
-        PHASE, "kPhases > 1 ? (n - phase + kPhases - 1) / kPhases : n;", "n;",
+        SKEW, "kSkews > 1 ? (n - skew + kSkews - 1) / kSkews : n;", "n;",
         "misaligned K-major b"
     ),
     "a bias of the columns beside": Fault(
-        PHASE, "own.bias.col *= kPhases;", "", "bias of misaligned K-major b"
+        SKEW, "own.bias.col *= kSkews;", "", "bias of misaligned K-major b"
     ),
     "a residual of the columns beside": Fault(
-        PHASE, "own.residual.col *= kPhases;", "", "residual of misaligned K-major b"
+        SKEW, "own.residual.col *= kSkews;", "", "residual of misaligned K-major b"
     ),
     "rows begin as the first one does": Fault(
         MISALIGNED, "i % Tile::kRows * step", "0", "misaligned MN-major b"

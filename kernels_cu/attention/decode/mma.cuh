@@ -237,18 +237,18 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
                     }
                 }
             }
-            Softmax::template look<kWarpKeyFragments>(at, largest[m]);
+            Softmax::template find_row_maxima<kWarpKeyFragments>(at, largest[m]);
             // Tiles of 8-bit caches have twice as many keys, and few of them move an origin.  They
             // first vote whether any does, and only then reduce row maxima by shuffles.
             if constexpr (kScaledCache) rescales |= softmax[m].exceeds(largest[m], scale);
-            else rescales |= softmax[m].move(largest[m], scale, factors[m]);
+            else rescales |= softmax[m].rescale(largest[m], scale, factors[m]);
             rescales |= softmax[m].any_far;
         }
         if (vote_any(rescales)) {
             if constexpr (kScaledCache) {
 #pragma unroll
                 for (int m = 0; m < kWarpRowFragments; ++m)
-                    softmax[m].move(largest[m], scale, factors[m]);
+                    softmax[m].rescale(largest[m], scale, factors[m]);
             }
             const float factor = scales.grow(stage);
             if (has_outputs || !kScaledCache) {

@@ -42,7 +42,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
 
     DEVICE ExpressionEpilogueSm90(const MatmulParams& params, const Arguments& arguments)
         : General(params, arguments), operands(arguments.operands) {
-        this->is_tma_residual = this->is_short = false;  // known at compile time
+        this->is_tma_residual = this->is_tma_store = false;  // known at compile time
     }
 
     struct Consumer : General::Consumer {

@@ -114,18 +114,18 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
 
     const Params& params;
     const Arguments& arguments;
-    bool is_tma_residual, is_short;  // is_short: one of the TMA-store epilogues
+    bool is_tma_residual, is_tma_store;  // is_tma_store: one of the TMA-store epilogues
 
     DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
         : params(params),
           arguments(arguments),
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
-          is_short(!kGeneral || is_tma_residual) {}
+          is_tma_store(!kGeneral || is_tma_residual) {}
 
     DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
         return params.batch.offset(operand, tile.batch);
     }
-    DEVICE bool loads() const { return is_short; }
+    DEVICE bool loads() const { return is_tma_store; }
     DEVICE void load(SharedStorage& shared, const GemmWorkTile& tile, int count) const {
         shared.broadcasts[count % kBroadcasts].load(
             params.epilogue, params.batch, tile, kByBlock ? nullptr : arguments.scale_a,
@@ -182,7 +182,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         // Runs all tiles of the block if epilogue and mainloop allow it; otherwise returns false.
         template <class Scheduler>
         DEVICE bool run_back_to_back(const Scheduler& scheduler) {
-            if (!epilogue.is_short) return false;
+            if (!epilogue.is_tma_store) return false;
             const int rest = scheduler.end - scheduler.first;
             Accumulator accumulator;
             RowScaleFragment<Tile> scales;
@@ -211,7 +211,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         // avoids.
         DEVICE bool needs_tile() {
             if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // a constant: saves a register
-            return kSwapAB || !epilogue.is_short || kByBlock || Mainloop::kMixedInput || adds;
+            return kSwapAB || !epilogue.is_tma_store || kByBlock || Mainloop::kMixedInput || adds;
         }
         DEVICE void begin_residual(const GemmWorkTile& tile, int count) const {
             if (!adds) return;
@@ -270,7 +270,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         template <class Scheduler>
         DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
             const MatmulParams& params = epilogue.params;
-            if (epilogue.is_short) {
+            if (epilogue.is_tma_store) {
                 Broadcast& broadcast = shared.broadcasts[kPingPong ? warpgroup : 0];
                 broadcast.full.wait(count & 1);
                 if constexpr (kSwapAB) {

@@ -12,22 +12,24 @@ template <class Tile> struct StoreBox {
     using Values = float[kValues];
     using Pairs = uint32_t[kValues / 2];
 
-    // Pair `i` of a lane's values, adjacent in the output: index of the first value; kApart:
+    // Pair `i` of a lane's values, adjacent in the output: index of the first value; kPairStride:
     // distance to the second.
     DEVICE static constexpr int first_of_pair(int i) {
         return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i;
     }
-    static constexpr int kApart = kPairedRows ? 2 : 1;
+    static constexpr int kPairStride = kPairedRows ? 2 : 1;
 
     DEVICE static void pack_pairs(const Values& values, int dtype, Pairs& packed) {
         if (dtype == kHalf) {  // branch once per slice
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i)
-                packed[i] = pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
+                packed[i] =
+                    pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kPairStride]);
         } else {
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i)
-                packed[i] = pack<bf16>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
+                packed[i] =
+                    pack<bf16>(values[first_of_pair(i)], values[first_of_pair(i) + kPairStride]);
         }
     }
     // Adds pairs in the order of pack_pairs to `values`.
@@ -37,7 +39,7 @@ template <class Tile> struct StoreBox {
             float low, high;
             unpack<T>(added[i], low, high);
             values[first_of_pair(i)] += low;
-            values[first_of_pair(i) + kApart] += high;
+            values[first_of_pair(i) + kPairStride] += high;
         }
     }
     DEVICE static void add_pairs(const Pairs& added, int dtype, Values& values) {

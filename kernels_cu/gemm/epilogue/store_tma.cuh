@@ -96,7 +96,8 @@ template <class Tile> struct StoreTma {
     // with one wait for TMA's reads and one proxy fence.
     template <int kActivation, bool kAdds>
     DEVICE void store_pairs(const Accumulator& accumulator) const {
-        constexpr int kTogether = kMmasM == 1 && !Tile::kSplitK && kCols == 2 * kChunk ? 2 : 1;
+        constexpr int kChunksPerStore =
+            kMmasM == 1 && !Tile::kSplitK && kCols == 2 * kChunk ? 2 : 1;
         constexpr bool kOwnBoxes = kBoxes > 2;  // a box per chunk
         // Columns per iteration.  During the other warpgroup's mainloop, a long run of independent
         // activation instructions would starve the tensor cores of register bandwidth.  The largest
@@ -137,32 +138,32 @@ template <class Tile> struct StoreTma {
 #pragma unroll
             for (int j = 0; j < kWords; ++j) store_matrix(matrix(to, begin + 16 * j), packed[j]);
         };
-        uint32_t packed[kTogether][kWords][4];
+        uint32_t packed[kChunksPerStore][kWords][4];
 #pragma unroll
-        for (int first = 0; first < kMmasM * kChunks; first += kTogether) {
+        for (int first = 0; first < kMmasM * kChunks; first += kChunksPerStore) {
             const int m = first / kChunks, chunk = first % kChunks;
             if (!own.has(chunk)) continue;
             const int index = Residual<Tile>::box_of(m, chunk);
-            unsigned char* to[kTogether];
+            unsigned char* to[kChunksPerStore];
             // Groups of 16 columns that this chunk shares with the previous one.
-            const int kept = Mainloop::kFp8 && kTogether == 1
+            const int kept = Mainloop::kFp8 && kChunksPerStore == 1
                                  ? (chunk * kChunk - Tile::chunk_col(chunk)) / 16
                                  : 0;
 #pragma unroll
             for (int i = 0; i < 4 * kept; ++i)
                 packed[0][i / 4][i % 4] = packed[0][kWords - kept + i / 4][i % 4];
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                to[i] = staging.boxes[kTogether == 2 ? i : kOwnBoxes ? first : box];
+            for (int i = 0; i < kChunksPerStore; ++i) {
+                to[i] = staging.boxes[kChunksPerStore == 2 ? i : kOwnBoxes ? first : box];
                 if constexpr (kAdds) residual.wait(count, index + i);
                 pack_columns(m, chunk + i, 0, to[i], packed[i], kept);
             }
             if (!kOwnBoxes || first == 0) {
-                if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();
+                if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kChunksPerStore>();
                 sync_warp();
             }
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
+            for (int i = 0; i < kChunksPerStore; ++i) {
                 fill(to[i], 0, packed[i]);
 #pragma unroll
                 for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
@@ -174,7 +175,7 @@ template <class Tile> struct StoreTma {
             sync_warp();
             if (lane == 0) {
 #pragma unroll
-                for (int i = 0; i < kTogether; ++i) {
+                for (int i = 0; i < kChunksPerStore; ++i) {
                     tma_store(map, to[i],
                               {out_col + Tile::chunk_col(chunk + i), out_row + 64 * m, batch});
                 }
@@ -183,7 +184,7 @@ template <class Tile> struct StoreTma {
                     residual.follow(count, index, out_row, out_col, int(origin.words[3]));
                 }
             }
-            if (kTogether == 1 && !kOwnBoxes) box ^= 1;
+            if (kChunksPerStore == 1 && !kOwnBoxes) box ^= 1;
         }
     }
     // Stores FP32 outputs, 32 columns per box.

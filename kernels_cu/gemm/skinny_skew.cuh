@@ -1,4 +1,4 @@
-// The columns of one phase of a skinny GEMM (gemm/skinny.cuh: kPhases): their place in B, their
+// The columns of one skew of a skinny GEMM (gemm/skinny.cuh: kSkews): their place in B, their
 // operands and their epilogue.
 #pragma once
 #include "gemm/skinny.cuh"
@@ -10,32 +10,32 @@ struct EpilogueArrays {
     const float *scale_a, *scale_b;
 };
 
-// Every kPhases-th column of the product, from `phase` on.
-struct PhaseColumns {
-    int phase;
+// Every kSkews-th column of the product, from `skew` on.
+struct SkewColumns {
+    int skew;
     const ElementB* first;
     int64_t row;     // row stride
     int before = 0;  // elements of a row's first chunk that precede the row
 
-    DEVICE PhaseColumns(const ElementB* b, int64_t b_row, int phase)
-        : phase(phase), first(b), row(b_row) {
-        if constexpr (kPhases > 1) {
-            first += phase * row;
+    DEVICE SkewColumns(const ElementB* b, int64_t b_row, int skew)
+        : skew(skew), first(b), row(b_row) {
+        if constexpr (kSkews > 1) {
+            first += skew * row;
             before = int(uintptr_t(first) % 16 / sizeof(ElementB));
-            row *= kPhases;
+            row *= kSkews;
         }
     }
-    // How many of the product's n columns are of this phase.
+    // How many of the product's n columns are of this skew.
     DEVICE int64_t count(int64_t n) const {
-        return kPhases > 1 ? (n - phase + kPhases - 1) / kPhases : n;
+        return kSkews > 1 ? (n - skew + kSkews - 1) / kSkews : n;
     }
     // Makes the strides of columns those from one of these columns to the next.
     DEVICE void step(EpilogueParams& own) const {
-        if constexpr (kPhases > 1) {
-            own.out.col *= kPhases;
-            own.bias.col *= kPhases;
-            own.residual.col *= kPhases;
-            own.scale_b_stride *= kPhases;
+        if constexpr (kSkews > 1) {
+            own.out.col *= kSkews;
+            own.bias.col *= kSkews;
+            own.residual.col *= kSkews;
+            own.scale_b_stride *= kSkews;
         }
     }
     // own_a, own_b: the block's operands at the warp's first k.
@@ -47,16 +47,16 @@ struct PhaseColumns {
                 first_k,
                 params.k + before,
                 before,
-                RowPhases::of(own_a, params.a_row),
-                RowPhases::of(own_b, row)};
+                RowSkews::of(own_a, params.a_row),
+                RowSkews::of(own_b, row)};
     }
     // whole: of all columns.
     DEVICE MatrixEpilogue epilogue(const EpilogueParams& own, const EpilogueParams& whole,
                                    const EpilogueArrays& x) const {
         return MatrixEpilogue::of_matrix(
             own, x.out, x.bias, x.residual, SkinnyScales::of_epilogue(x.scale_a),
-            SkinnyScales::of_epilogue(x.scale_b), phase * whole.out.col, phase * whole.bias.col,
-            phase * whole.residual.col, 0, phase * whole.scale_b_stride);
+            SkinnyScales::of_epilogue(x.scale_b), skew * whole.out.col, skew * whole.bias.col,
+            skew * whole.residual.col, 0, skew * whole.scale_b_stride);
     }
 };
 
