@@ -119,8 +119,8 @@ struct WarpRows {
 // across the mainloop.
 DEVICE int first_row_of_warp() { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; }
 
-// Calls f(top, m, r) with the row maximum (AttentionStorage::row_maxima) of row r of row fragment m,
-// in the one lane that owns the row.
+// Calls f(top, m, r) with the maximum (AttentionStorage::row_maxima) of row r of row fragment m, in
+// the one lane that owns the row.
 template <class F>
 DEVICE void for_each_row_maximum(AttentionStorage& storage, F f) {
     const int lane = lane_id(), first = first_row_of_warp();
