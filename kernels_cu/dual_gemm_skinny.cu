@@ -1,5 +1,5 @@
-// dual_gemm_skinny.cu: out = silu(A @ B1) * (A @ B2), m <= 16, in one pass over B1 and B2, bound by
-// their read.
+// dual_gemm_skinny.cu: out = silu(A @ B1) * (A @ B2), m <= kRows, in one pass over B1 and B2, bound
+// by their read.
 // Constants: see gemm/skinny.cuh, kMatrices 2.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).

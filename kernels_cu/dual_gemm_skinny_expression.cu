@@ -1,5 +1,5 @@
 // dual_gemm_skinny_expression.cu: out = Expression(A @ B1, A @ B2), a user's formula
-// (expression/apply.cuh), m <= 16; otherwise like dual_gemm_skinny.cu.
+// (expression/apply.cuh), m <= kRows; otherwise like dual_gemm_skinny.cu.
 // Launch: see dual_gemm_skinny.cu.
 #include "expression/apply.cuh"
 #include "gemm/skinny_dual.cuh"

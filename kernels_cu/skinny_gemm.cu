@@ -1,5 +1,5 @@
-// skinny_gemm.cu: skinny GEMM, m <= 16: out = activation(alpha * (scale_a * (scale_b * (A @ B))) +
-// bias) + residual, bound by the read of B.
+// skinny_gemm.cu: skinny GEMM, m <= kRows: out = activation(alpha * (scale_a * (scale_b * (A @ B)))
+// + bias) + residual, bound by the read of B.
 //
 // FP32 operands use FMA (gemm/skinny_fma.cuh), because tensor cores would round them.
 // Constants: see gemm/skinny.cuh.

@@ -1,5 +1,5 @@
 // skinny_gemm_expression.cu: out = Expression(alpha * (A @ B)), a user's formula
-// (expression/apply.cuh), m <= 16; otherwise like skinny_gemm.cu.  Rows are aligned.
+// (expression/apply.cuh), m <= kRows; otherwise like skinny_gemm.cu.  Rows are aligned.
 // Launch: grid (ceil(n / kTileN)), else as skinny_gemm.cu.
 #include "expression/apply.cuh"
 #include "gemm/skinny.cuh"

@@ -1,8 +1,8 @@
 """Choose how FP32 operands are multiplied: the estimated fastest way that the precision allows.
 
-Either by multiply-adds (fma_heuristic.py; skinny_gemm.py for few rows or columns), or by 16-bit
-parts on tensor cores.  The model of the latter adds launches, the split's bytes, and waves of
-tiles.  Its constants are data.  On Hopper they are measured (tuned/sm_90a.json).  On other
+Either by multiply-adds (fma_heuristic.py; skinny_heuristic.py for few rows or columns), or by
+16-bit parts on tensor cores.  The model of the latter adds launches, the split's bytes, and waves
+of tiles.  Its constants are data.  On Hopper they are measured (tuned/sm_90a.json).  On other
 architectures they are data-sheet rates (targets/rates.py); the portable mainloop is assumed to
 reach `_SHARE` of these.
 """
@@ -17,12 +17,12 @@ from ..precisions import SPLITS, AnyParts, Fp16x3
 from ..targets import Device
 from ..targets.limits import max_shared_bytes, multiprocessors
 from ..targets.rates import Rates, rates
-from . import fma_heuristic, portable_heuristic, skinny_gemm
+from . import fma_heuristic, portable_heuristic, skinny_heuristic
 from .fma_config import FmaGemmConfig
 from .gemm_task import GemmTask
 from .parts_config import PartsGemmConfig
 from .portable_config import GemmConfig
-from .skinny_gemm import SkinnyGemmConfig
+from .skinny_gemm import ROWS, SkinnyGemmConfig
 from .sm90_gemm_config import Sm90PartsGemmConfig
 from .sm90_policies import NO_CLUSTER, Multicast, SplitK
 from .split_float32 import SplitFloat32
@@ -60,7 +60,7 @@ def _parts_are_profitable(
     the other operand.  The split would read 4 and write 4 more bytes per element of it.  Also False
     if the architecture has no rates (the host).
     """
-    if not parts or min(task.m, task.n) <= skinny_gemm.ROWS:
+    if not parts or min(task.m, task.n) <= ROWS:
         return False
     sms = multiprocessors(device.arch)
     if device.arch == "sm_90a":
@@ -76,7 +76,7 @@ def _parts_are_profitable(
 
 
 def _of_fma(task: GemmTask, device: Device) -> tuple[FmaConfig, ...]:
-    tiles, skinny = fma_heuristic.configs(task, device), skinny_gemm.configs(task, device)
+    tiles, skinny = fma_heuristic.configs(task, device), skinny_heuristic.configs(task, device)
     streams = skinny and _least_us(skinny, task, device) <= _least_us(tiles, task, device)
     return (*skinny, *tiles) if streams else (*tiles, *skinny)
 

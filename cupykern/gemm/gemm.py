@@ -22,7 +22,7 @@ from ..targets import Device, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
 from ..typing import Namespace
-from . import float32_heuristic, portable_heuristic, skinny_gemm, sm90_heuristic
+from . import float32_heuristic, portable_heuristic, skinny_heuristic, sm90_heuristic
 from .decode_first import DecodeFirst
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .fma_config import FmaGemmConfig, FmaGemmPlan, fma_gemm_plan
@@ -106,13 +106,16 @@ def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
         return float32_heuristic.configs(task, device)
     portable = portable_heuristic.configs(task, device)
     hopper = sm90_heuristic.configs(task, device)
-    skinny = skinny_gemm.configs(task, device)
+    skinny = skinny_heuristic.configs(task, device)
     on_hopper = device.arch != "host" and hopper
+    others: tuple[AnyConfig, ...] = (*portable, *hopper)
     if on_hopper and (
         portable[0].scalar_loads or sm90_heuristic.is_profitable(task, hopper[0], portable[0])
     ):
-        return (*skinny, *hopper, *portable)
-    return (*skinny, *portable, *hopper)
+        others = (*hopper, *portable)
+    if skinny and skinny_heuristic.is_slower(skinny[0], task, others[0], device):
+        return (*others, *skinny)
+    return (*skinny, *others)
 
 
 def _traits(task: GemmTask) -> tuple[dict[str, int], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows, bound by reading b: configs and plans.
+"""Products of few rows, bound by reading b: configs and plans.
 
 The Python half of kernels_cu/skinny_gemm.cu and dual_gemm_skinny.cu.
 """
@@ -6,7 +6,6 @@ The Python half of kernels_cu/skinny_gemm.cu and dual_gemm_skinny.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
-from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated
 from ..typing import Namespace
 from .gemm_task import GemmTask
@@ -37,7 +35,8 @@ from .product import (
 )
 from .sm90_config import shared_memory_refusal
 
-ROWS = 16  # at most
+ROWS = 16  # of a fragment of a
+MAX_ROWS = 64
 GROUP = 16  # nvfp4.cuh: kGroup
 _SKEWS = 8  # gemm/skinny.cuh: kSkews
 _KERNELS = {"gemm": "skinny_gemm", "dual_gemm": "dual_gemm_skinny"}
@@ -56,8 +55,8 @@ class SkinnyGemmConfig:
     warps: an even number.
     stages: stages of each warp's own cp.async pipeline.
     min_blocks: blocks that an SM must hold at once (launch bounds).
-    rows: rows of a that are read and multiplied, 8 or 16; the accumulators do not depend on it.
-        For FP32, whose lanes share k, 4 or 16.
+    rows: rows of a that are read and multiplied, 8 or 16; if weights are converted up to 64, in
+        sixteens.  The accumulators do not depend on it.  For FP32, whose lanes share k, 4 or 16.
     swap_ab: compute the transposed product, for few columns of FP32.
     """
 
@@ -77,9 +76,9 @@ class SkinnyGemmConfig:
         """Dynamic shared memory of a block (SkinnyGemmStorage), enough for either warp size."""
         task = self._computed(task)
         misaligned = ALIGNMENT if is_misaligned(task) else 0  # extra bytes of a row
-        bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))
+        bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not mn_major(task)))
         rows_b, size = self._rows_of_b(task)
-        size += misaligned * _mn_major(task) + (self.tile_k // GROUP if task.b == FP4 else 0)
+        size += misaligned * mn_major(task) + (self.tile_k // GROUP if task.b == FP4 else 0)
         stages = self.stages * (bytes_a + task.products * rows_b * size)
         return self.warps * max(stages, 4 * self.rows * (task.products * self.tile_n + 4))
 
@@ -88,7 +87,7 @@ class SkinnyGemmConfig:
 
     def _rows_of_b(self, task: GemmTask) -> tuple[int, int]:
         """(rows of b in a stage, bytes of a row)."""
-        sizes = (self.tile_k, self.tile_n) if _mn_major(task) else (self.tile_n, self.tile_k)
+        sizes = (self.tile_k, self.tile_n) if mn_major(task) else (self.tile_n, self.tile_k)
         return sizes[0], _row_bytes(task.b, sizes[1])
 
     def variant(self, task: GemmTask) -> Variant:
@@ -104,7 +103,7 @@ class SkinnyGemmConfig:
                 ("kDepth", self.tile_k),
                 ("kStages", self.stages),
                 ("kMatrices", task.products),
-                ("kMnMajorB", _mn_major(task)),
+                ("kMnMajorB", mn_major(task)),
                 ("kMisaligned", is_misaligned(task)),
                 ("kBlockScales", task.block_scales),
             ),
@@ -130,8 +129,10 @@ class SkinnyGemmConfig:
 
     def _rows_refusal(self, task: GemmTask) -> str | None:
         few = 4 if task.a == dtypes.float32 else 8
-        if self.rows not in (few, ROWS):
-            return f"a fragment has {few} or {ROWS} rows; got {self.rows}"
+        many = range(ROWS, (MAX_ROWS if converts(task) else ROWS) + 1, ROWS)
+        if self.rows not in (few, *many):
+            allowed = ", ".join(map(str, (few, *many)))
+            return f"rows must be one of {allowed}; got {self.rows}"
         if task.m > self.rows or task.batch != 1:
             got = f"{task.m}, {task.batch} of them"
             return f"a skinny GEMM is of one matrix of up to {self.rows} rows; got {got}"
@@ -164,7 +165,13 @@ def is_misaligned(task: GemmTask) -> bool:
     return task.misaligned_b != STRIDED
 
 
-def _mn_major(task: GemmTask) -> bool:
+def converts(task: GemmTask) -> bool:
+    """Whether weights, K-major and aligned, are converted to 16 bits."""
+    by_vectors = task.layout_b == K_MAJOR and not is_misaligned(task)
+    return by_vectors and task.a.itemsize > task.b.itemsize
+
+
+def mn_major(task: GemmTask) -> bool:
     return (task.misaligned_b if is_misaligned(task) else task.layout_b) == MN_MAJOR
 
 
@@ -203,79 +210,6 @@ def _has_aligned_rows(t: GemmTask) -> bool:
     return not any(_row_bytes(dtype, size) % ALIGNMENT for size, dtype in rows)
 
 
-def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
-    """The legal configs of `task` on `device`, the preferred one first.
-
-    By default a multiprocessor holds two blocks, each with as many stages as fit.  With few columns
-    (at most one block per multiprocessor, NVFP4 two) a block has twice the warps (H200):
-    - 8-bit weights that are converted: (1, 4096, 7168) of FP16 by E4M3 takes 13.2 us, not 14.0.
-    - NVFP4 and 16-bit weights: the block has 16 columns, so that more multiprocessors have one.
-      (2, 4096, 4096) by NVFP4 takes 9.9 us, not 10.6; (1, 1024, 8192) of BF16 11.0, not 14.5.
-    """
-    arch = device.arch
-    if task.a == dtypes.float32:
-        return _fp32_configs(task, device)
-    if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # E5M2 is rare
-        return ()
-    mn_major, sms = _mn_major(task), multiprocessors(arch)
-    if mn_major and task.b == dtypes.int8 and is_measured(arch):
-        return ()
-    tile_n, tile_k = (64, 64 // task.b.itemsize) if mn_major else (32, 128 // task.b.itemsize)
-    converts = task.b == FP4 or task.a.itemsize > task.b.itemsize
-    by_vectors = not mn_major and not is_misaligned(task)
-    # 8-bit operands gain little.
-    few_16_bit = task.b.itemsize == 2 and by_vectors and arch == "sm_90a" and task.m <= 8
-    halves = few_16_bit or (task.m <= 8 and converts and is_measured(arch) and not mn_major)
-    task, rows = task.a_decoded, 8 if halves else ROWS
-    most = 3 if task.b == FP4 else 4  # NVFP4, 1 x 28672 x 8192: 47.1 us, with 4 48.4
-    if few_16_bit:
-        # An SM holds two blocks.  With 32 columns per block, 1 x 6144 x 4096 fills 3/4 of the SMs'
-        # room: 15.5 us; 13.6 with 16.  1 x 8192 x 8192 fills it: 34.8 us with 32, 40.0 with 16.
-        tile_n = 32 if task.products > 1 or math.ceil(task.n / 32) > 1.6 * sms else 16
-        most = 6
-    tile_n //= task.products
-    stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
-    stages = max(2, min(most, (max_shared_bytes(arch) // 2 - 1024) // stage))
-    found = [SkinnyGemmConfig(tile_n, tile_k, 4, stages, 2, rows)]
-    if is_misaligned(task) and is_measured(arch):
-        # 16 x 8191 x 8191: 68.1 to 56.7 us; MN-major 16 x 4097 x 4096: 32.1 to 23.2.
-        found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
-    is_single = task.products == 1
-    fp8_blocks = task.block_scales and task.a.itemsize == 1
-    if fp8_blocks and is_single and arch == "sm_90a" and math.ceil(task.n / tile_n) > 2 * sms:
-        # (1, 14336, 4096), two waves: 22.6 us; Hopper's mainloop 21.7.  (1, 6144, 4096), one wave:
-        # 12.5 us; Hopper's mainloop 14.4.
-        return ()
-    more_warps = halves or task.b.itemsize == 2 or fp8_blocks
-    if arch == "sm_90a" and is_single and not mn_major and more_warps:
-        alone, most_blocks = None, sms  # at most one block per multiprocessor; NVFP4: two
-        if by_vectors and (task.b == FP4 or task.b.itemsize == 2):
-            alone = SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows)
-            most_blocks = 2 * sms if task.b == FP4 else sms
-        elif task.a.itemsize > task.b.itemsize or fp8_blocks:
-            alone = SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows)
-        if alone is not None:
-            fits = math.ceil(task.n / alone.tile_n) <= most_blocks
-            found = [alone, *found] if fits else [*found, alone]
-    return tuple(config for config in found if config.refusal(task, device) is None)
-
-
-def _fp32_configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
-    """At most one config: for few rows, or else for few columns (swap_ab)."""
-    if device.arch.startswith("gfx"):
-        return ()
-    for swap_ab, few, many in ((False, task.m, task.n), (True, task.n, task.m)):
-        one = SkinnyGemmConfig(32, 32, 8, 4, rows=4 if few <= 4 else ROWS, swap_ab=swap_ab)
-        stage = replace(one, warps=4, stages=1).shared_bytes(task)
-        stages = max(2, min(4, (max_shared_bytes(device.arch) // 2 - 1024) // stage))
-        two = replace(one, warps=4, stages=stages, min_blocks=2)
-        alone = math.ceil(many / one.tile_n) <= multiprocessors(device.arch)
-        for config in (one, two) if alone else (two,):
-            if config.refusal(task, device) is None:
-                return (config,)
-    return ()
-
-
 class SkinnyGemmPlan(NamedTuple):
     """The launch of a product, determined by its shapes, strides, dtypes and config."""
 
@@ -300,7 +234,7 @@ def skinny_gemm_plan(
         params["product"] = plain
         fill_formula(params["expression"], product)
     kernel, struct = get_kernel(target, variant), target.by_value(params)
-    skews = _SKEWS if is_misaligned(task) and not _mn_major(task) else 1
+    skews = _SKEWS if is_misaligned(task) and not mn_major(task) else 1
     grid = skews * math.ceil(product.n / (skews * config.tile_n))
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -312,7 +246,7 @@ def skinny_gemm_plan(
 
 def _params(product: Product, task: GemmTask) -> np.ndarray:
     params = zeros("gemm/skinny.cuh", "SkinnyGemmParams")
-    params["b_row"] = product.b.row if _mn_major(task) else product.b.col
+    params["b_row"] = product.b.row if mn_major(task) else product.b.col
     fill_block_scales(params, product)
     if product.groups_b is not None:
         params["groups"] = product.groups_b[1:]

@@ -382,6 +382,14 @@ def estimate(
     return before + us
 
 
+def estimate_config(config: Sm90AnyConfig, task: GemmTask) -> float:
+    """`estimate` for a config of a tile, or of its SplitKWorkspace, on the usual SM count."""
+    splits = config.splits if isinstance(config, SplitKWorkspace) else 1
+    of_tile = config.config if isinstance(config, SplitKWorkspace) else config
+    tile = next(tile for tile in tiles_of(task) if tile.config == of_tile)
+    return estimate(tile, task, _SMS, splits)
+
+
 def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> bool:
     """Whether `best` is faster than `portable`, a config that reads by vectors.
 
@@ -391,8 +399,7 @@ def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> 
     if isinstance(best, SplitKWorkspace):  # replaces the portable mainloop's split-K
         return True
     if task.kernel == "gemm" and task.b == FP4:
-        tile = next(tile for tile in tiles_of(task) if tile.config == best)
-        return estimate(tile, task, _SMS) < _of_portable_nvfp4(task, portable)
+        return estimate_config(best, task) < portable_nvfp4_estimate(task, portable)
     mn_major_logits = task.kernel == "dequant_softmax" and task.layout_b != K_MAJOR
     streams_weights = mn_major_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams_weights and task.m <= FEW_ROWS:
@@ -404,7 +411,7 @@ def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> 
     return 2 * max(_num_tiles(tile, task) for tile in tiles_of(task)) >= _SMS
 
 
-def _of_portable_nvfp4(task: GemmTask, config: GemmConfig) -> float:
+def portable_nvfp4_estimate(task: GemmTask, config: GemmConfig) -> float:
     """`estimate` for the portable mainloop with NVFP4 weights."""
     times, c = _C["portable_nvfp4"], config
     tiles = task.batch * c.splits * math.ceil(task.m / c.tile_m) * math.ceil(task.n / c.tile_n)

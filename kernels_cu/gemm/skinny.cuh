@@ -1,5 +1,5 @@
-// Building blocks of skinny GEMM, m <= 16: stages of A and B, their copies by lanes, the product of
-// a warp, and the mainloop.
+// Building blocks of skinny GEMM, m <= kRows: stages of A and B, their copies by lanes, the product
+// of a warp, and the mainloop.
 //
 // A block computes kTileN columns of one product, or of two products with the same A (kMatrices).
 // Its warps split k: each takes kDepth of every kWarps * kDepth.  Each warp streams its part of A
@@ -8,10 +8,11 @@
 // with one wave of blocks, no other work hides instruction cache misses.
 // The product is computed with swap-AB, because the second operand of mma.sync can have 8 columns:
 // m <= 8 costs 8 rows, not 16.
-// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16 (FP32: 4
-// or 16), the largest m; kTileN, kDepth, kStages, kMatrices; kMnMajorB: B is MN-major, otherwise
-// K-major like A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned:
-// misaligned rows of 16-bit elements and any length; only the operands themselves are aligned.
+// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, the largest m (8
+// or a multiple of 16; FP32: 4 or 16); kTileN, kDepth, kStages, kMatrices; kMnMajorB: B is
+// MN-major, otherwise K-major like A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.
+// kMisaligned: misaligned rows of 16-bit elements and any length; only the operands themselves are
+// aligned.
 // kBlockScales: A has a scale per row and kScaleBlock of k, B per kScaleBlock x kScaleBlock block.
 #pragma once
 #include "gemm/skinny_fma.cuh"
@@ -30,6 +31,7 @@ struct SkinnyGemmParams {
 
 constexpr int kWarps = kNumThreads / kWarpSize, kMatrixFragments = kTileN / 16;
 constexpr int kColFragments = kMatrices * kMatrixFragments, kCols = kMatrices * kTileN;
+constexpr int kRowFragments = (kRows + 15) / 16;
 // Mixed input: operands are converted between shared memory and fragments, two fragments at once.
 constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
@@ -47,8 +49,8 @@ constexpr int kSkews = kMisaligned && !kMnMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kMatrices == 1 || (kMatrices == 2 && !kMisaligned && !kMnMajorB),
               "one product or two");
-static_assert(kRows == 8 || kRows == 16 || (kRows == 4 && kSame<Compute, float>),
-              "one fragment, or half of one");
+static_assert(kRows == 8 || kRows % 16 == 0 || (kRows == 4 && kSame<Compute, float>),
+              "whole fragments, or half of one");
 template <class T> struct SkinnyMma;  // a warp's product, by tensor cores
 using WarpProduct =
     typename Choose<kSame<Compute, float>, gemm::SkinnyFma<Compute>, SkinnyMma<Compute>>::Type;
@@ -196,15 +198,19 @@ template <class T>
 struct SkinnyMma {
     using Fragment = Accumulator<T>;
     using Scalar = typename Fragment::Scalar;
-    Fragment acc[kColFragments][1] = {};
+    Fragment acc[kColFragments][kRowFragments] = {};
 
     DEVICE void multiply(const SkinnyStage& stage, const RowSkews& of_a, const RowSkews& of_b) {
 #pragma unroll
         for (int k = 0; k < kDepth; k += kStep) {
             constexpr int kCount = kMixedInput ? 2 : 1;
             FragmentA<T> cols[kCount][kColFragments];
-            FragmentB<T> rows[kCount][1];
-            load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
+            FragmentB<T> rows[kCount][kRowFragments];
+#pragma unroll
+            for (int m = 0; m < kRowFragments; ++m) {
+                load_fragments<ElementA, false>(&rows[0][m], kRowFragments, stage.a, of_a, m * 16,
+                                                k);
+            }
 #pragma unroll
             for (int n = 0; n < kColFragments; ++n) {
                 load_fragments<ElementB, kMnMajorB>(&cols[0][n], kColFragments,
@@ -217,13 +223,14 @@ struct SkinnyMma {
     }
     DEVICE void store(Scalar (&to)[kRows][kCols + 4]) const {
 #pragma unroll
-        for (int n = 0; n < kColFragments; ++n) {
+        for (int at = 0; at < kColFragments * kRowFragments; ++at) {
+            const int n = at / kRowFragments, m = at % kRowFragments;
 #pragma unroll
             for (int i = 0; i < Fragment::kCount; ++i) {
-                const int row = Fragment::col(lane_id(), i);
+                const int row = m * 16 + Fragment::col(lane_id(), i);
                 if (row >= kRows) continue;
                 const int col = stored_column<ElementB, T, kMnMajorB>(Fragment::row(lane_id(), i));
-                to[row][n * 16 + col] = acc[n][0].values[i];
+                to[row][n * 16 + col] = acc[n][m].values[i];
             }
         }
     }
@@ -248,8 +255,8 @@ template <class Product> struct BlockPromotion {
     using Fragment = typename Product::Fragment;
     const SkinnyScales& scales;
     int rows, last_k, stage = 0;
-    Fragment totals[kColFragments] = {};
-    float a[Fragment::kCount], b[kMatrices];
+    Fragment totals[kColFragments][kRowFragments] = {};
+    float a[kRowFragments][Fragment::kCount], b[kMatrices];
 
     // [k, last_k): the warp's range of k.
     DEVICE BlockPromotion(const SkinnyScales& scales, int rows, int k, int last_k)
@@ -261,10 +268,11 @@ template <class Product> struct BlockPromotion {
         if (stage % kWarpSize == 0) fetch_b(k + lane_id() * kStepK);
         if (!scales.a || k >= last_k) return;
 #pragma unroll
-        for (int i = 0; i < Fragment::kCount; ++i) {
-            const int row = Fragment::col(lane_id(), i);
+        for (int at = 0; at < kRowFragments * Fragment::kCount; ++at) {
+            const int m = at / Fragment::kCount, i = at % Fragment::kCount;
+            const int row = m * 16 + Fragment::col(lane_id(), i);
             if (row < rows)
-                a[i] = scales.a[row * scales.of_a.row + k / kScaleBlock * scales.of_a.col];
+                a[m][i] = scales.a[row * scales.of_a.row + k / kScaleBlock * scales.of_a.col];
         }
     }
     DEVICE void fetch_b(int k) {
@@ -279,26 +287,33 @@ template <class Product> struct BlockPromotion {
     }
     // k: where the next stage begins.
     DEVICE void promote(Product& product, int k) {
-        float of_b[kMatrices], of_a[Fragment::kCount];
+        float of_b[kMatrices], of_a[kRowFragments][Fragment::kCount];
 #pragma unroll
         for (int i = 0; i < kMatrices; ++i) of_b[i] = shuffle(b[i], stage % kWarpSize);
 #pragma unroll
-        for (int i = 0; i < Fragment::kCount; ++i) of_a[i] = scales.a ? a[i] : 1.0f;
+        for (int at = 0; at < kRowFragments * Fragment::kCount; ++at) {
+            const int m = at / Fragment::kCount, i = at % Fragment::kCount;
+            of_a[m][i] = scales.a ? a[m][i] : 1.0f;
+        }
         ++stage;
         fetch(k);
 #pragma unroll
-        for (int n = 0; n < kColFragments; ++n) {
+        for (int at = 0; at < kColFragments * kRowFragments; ++at) {
+            const int n = at / kRowFragments, m = at % kRowFragments;
 #pragma unroll
             for (int i = 0; i < Fragment::kCount; ++i) {
-                float& partial = product.acc[n][0].values[i];
-                totals[n].values[i] += partial * (of_a[i] * of_b[n / kMatrixFragments]);
+                float& partial = product.acc[n][m].values[i];
+                totals[n][m].values[i] += partial * (of_a[m][i] * of_b[n / kMatrixFragments]);
                 partial = 0;
             }
         }
     }
     DEVICE void finish(Product& product) const {
 #pragma unroll
-        for (int n = 0; n < kColFragments; ++n) product.acc[n][0] = totals[n];
+        for (int at = 0; at < kColFragments * kRowFragments; ++at) {
+            const int n = at / kRowFragments, m = at % kRowFragments;
+            product.acc[n][m] = totals[n][m];
+        }
     }
 };
 struct NoPromotion {

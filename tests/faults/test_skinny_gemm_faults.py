@@ -10,6 +10,7 @@ from skinny_gemm_checks import (
     E4M3,
     FP32,
     FP32_4,
+    MANY,
     NVFP4,
     WIDE,
     check_blocks,
@@ -39,6 +40,16 @@ FAULTS = {
         FILE, "first_k = warp * kDepth;", "first_k = 0;", "K-major b"
     ),
     "rows of a in others' place": Fault(PARTS, "row % kRows", "row % 4", "8 rows"),
+    "the first 16 rows again": Fault(
+        PARTS, "stage.a, of_a, m * 16,", "stage.a, of_a, 0,", "32 rows"
+    ),
+    "the accumulators of the first 16 rows again": Fault(
+        PARTS, "= acc[n][m].values[i];", "= acc[n][0].values[i];", "32 rows"
+    ),
+    "blocks: the totals of the first 16 rows again": Fault(
+        PARTS, "product.acc[n][m] = totals[n][m];", "product.acc[n][m] = totals[n][0];",
+        "blocks of 48 rows"
+    ),
     "chunks of the first rows only": Fault(
         PARTS, "first < Tile::kRows;", "first < kAtOnce;", "K-major b"
     ),
@@ -155,9 +166,10 @@ FAULTS = {
         PARTS, "shuffle(b[i], stage % kWarpSize)", "shuffle(b[i], 0)", "blocks of weights"
     ),
     "blocks: a's scales of the stage after": Fault(
-        PARTS, "of_a[i] = scales.a ? a[i] : 1.0f;\n        ++stage;\n        fetch(k);",
-        "of_a[i] = 1;\n        ++stage;\n        fetch(k);\n        for (int i = 0; i < "
-        "Fragment::kCount; ++i) of_a[i] = scales.a ? a[i] : 1.0f;",
+        PARTS, "of_a[m][i] = scales.a ? a[m][i] : 1.0f;\n        }\n        ++stage;\n        "
+        "fetch(k);",
+        "of_a[m][i] = 1;\n        }\n        ++stage;\n        fetch(k);\n        for (int i = 0; "
+        "i < Fragment::kCount; ++i) of_a[0][i] = scales.a ? a[0][i] : 1.0f;",
         "blocks of e4m3"
     ),
     "blocks: the scales of the first stages again": Fault(
@@ -188,6 +200,8 @@ def _check(*args, **options):
 CHECKS = {
     "K-major b": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
     "8 rows": _check(8, 40, 304, "float16", E4M3, "F", replace(CONFIG, rows=8)),
+    "32 rows": _check(29, 40, 1104, "float16", E4M3, "F", MANY),
+    "blocks of 48 rows": lambda: check_blocks("bfloat16", 48),
     "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
     "FP32": _check(16, 40, 300, "float32", None, "F", FP32),
     "4 rows of FP32": _check(3, 40, 300, "float32", None, "F", FP32_4),

@@ -1,4 +1,4 @@
-"""Skinny GEMM, up to 16 rows (kernels_cu/skinny_gemm.cu)."""
+"""Skinny GEMM, few rows (kernels_cu/skinny_gemm.cu)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from skinny_gemm_checks import (
 
 import cupykern
 from cupykern import dtypes
-from cupykern.gemm import gemm, product
+from cupykern.gemm import gemm, product, skinny_heuristic, sm90_heuristic
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import ACTIVATIONS, FP4, K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import host
-from cupykern.targets.limits import is_measured
+from cupykern.targets.limits import device, is_measured
 from cupykern.tools import gate
 
 NARROW = SkinnyGemmConfig(16, 128, 8, 4)
@@ -95,9 +95,12 @@ def test_any_problem_is_within_the_bound(target, data, seed):
     """Columns and rows that do not exist; k that is shared unevenly, and by fewer than there are;
     epilogues; scales of rows and columns."""
     dtype, dtype_b, layout_b, config = data.draw(st.sampled_from(PAIRS))
-    m, n = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 150))
+    converts = config == CONFIG and dtype in ("float16", "bfloat16")
+    m, n = data.draw(st.integers(1, 64 if converts else 16)), data.draw(st.integers(1, 150))
     if m <= 8 and data.draw(st.booleans()):
         config = replace(config, rows=8)
+    if m > 16:
+        config = replace(config, rows=16 * -(-m // 16), tile_k=64)
     n = -(-n // 16) * 16 if layout_b == "C" else n
     k = 16 * data.draw(st.sampled_from((1, 3, 4, 15, 16, 17, 33, 64, 67)))
     k = -(-k // 64) * 64 if dtype_b == NVFP4 else k
@@ -208,6 +211,8 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
         return
     assert isinstance(chosen, SkinnyGemmConfig)
     assert chosen.rows == 16
+    if is_measured(arch) and layout_b == "F" and b != FP4 and b.itemsize == 1:
+        return  # test_8bit_weights_take_the_least_estimate
     few = gemm.choose_config(replace(task, m=8), arch)
     converts = a.itemsize > b.itemsize or dtype_b == NVFP4
     halves = layout_b == "F" and (
@@ -221,8 +226,48 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
         assert isinstance(narrow, SkinnyGemmConfig)
         more_warps = layout_b == "F" and (b.itemsize == 2 or (m == 8 and converts))
         assert narrow.warps == (8 if more_warps and arch == "sm_90a" else 4)
-    for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
+    for change in ({"m": 33}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), SkinnyGemmConfig)
+
+
+@pytest.mark.parametrize("kernel", ["gemm", "dual_gemm"])
+@pytest.mark.parametrize("a", ["bfloat16", "int8"])
+@pytest.mark.parametrize("m", [1, 8, 9, 16, 17, 32, 33, 64, 65])
+def test_8bit_weights_take_the_least_estimate(m, a, kernel):
+    """Up to 16 rows; 16-bit activations up to 32, in a dual GEMM up to 64.  The SM count of the
+    device changes nothing."""
+    task = GemmTask(
+        *(1, m, 2112, 7168, dtypes.NAMES[a], dtypes.int8, K_MAJOR, K_MAJOR), kernel=kernel
+    )
+    of_16_bits = a == "bfloat16"
+    most = (32 if kernel == "gemm" else 64) if of_16_bits else 16
+    hopper = device("sm_90a")
+    found = skinny_heuristic.configs(task, hopper)
+    if m > most:
+        assert found == ()
+        return
+    times = [skinny_heuristic.estimate(config, task, hopper.multiprocessors) for config in found]
+    assert times == sorted(times) and all(time > 0 for time in times)
+    rows = 8 if m <= 8 and of_16_bits else 64 if m > 32 else -(-m // 16) * 16
+    assert {config.rows for config in found} == {rows}
+    assert skinny_heuristic.configs(task, device("sm_90a", 114)) == found
+
+
+@pytest.mark.parametrize("kernel", ["gemm", "dual_gemm"])
+def test_more_than_16_rows_take_hopper_mainloop_where_it_is_estimated_faster(kernel):
+    bf16, e4m3 = dtypes.bfloat16, dtypes.float8_e4m3fn
+    chosen = set()
+    for n in (512, 4096, 28672):
+        task = GemmTask(1, 24, n, 4096, bf16, e4m3, K_MAJOR, K_MAJOR, kernel=kernel)
+        config = gemm.choose_config(task, "sm_90a")
+        skinny = skinny_heuristic.configs(task, device("sm_90a"))[0]
+        hopper = sm90_heuristic.configs(task, device("sm_90a"))[0]
+        slower = skinny_heuristic.is_slower(skinny, task, hopper, device("sm_90a"))
+        assert config == (hopper if slower else skinny)
+        chosen.add(slower)
+        few = replace(task, m=16)
+        assert not skinny_heuristic.is_slower(skinny, few, hopper, device("sm_90a"))
+    assert chosen == {False, True}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "host"])
@@ -281,8 +326,10 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, K_MAJOR, K
         ({}, {"block_scales": True, "layout_b": MN_MAJOR}, "of K-major e4m3 weights"),
         ({"tile_k": 256, "stages": 2}, {"block_scales": True}, "of one block of 128"),
         ({}, {"m": 17}, "up to 16 rows; got 17"),
+        ({"rows": 32, "tile_k": 64}, {"m": 33}, "up to 32 rows; got 33"),
         ({"rows": 8}, {"m": 9}, "up to 8 rows; got 9"),
-        ({"rows": 12}, {}, "8 or 16 rows"),
+        ({"rows": 12}, {}, "one of 8, 16, 32, 48, 64; got 12"),
+        ({"rows": 32}, {"b": dtypes.float16}, "one of 8, 16; got 32"),
         ({}, {"batch": 3}, "3 of them"),
         ({}, {"layout_a": MN_MAJOR}, "reads K-major a"),
         ({}, {"layout_b": STRIDED}, "by vectors"),

@@ -25,6 +25,9 @@ CONFIG = SkinnyGemmConfig(32, 128, 4, 3)
 WIDE = SkinnyGemmConfig(64, 64, 2, 2)
 
 
+MANY = replace(CONFIG, tile_k=64, rows=32)
+
+
 FP32 = SkinnyGemmConfig(32, 32, 4, 3)
 FP32_4 = replace(FP32, rows=4)
 
@@ -59,9 +62,10 @@ def check_formula(dtype_b: str) -> None:
 
 
 def check_blocks(dtype: str, m: int, n: int = 300, k: int = 1168) -> None:
-    """Raises AssertionError.  Scales of blocks, of several stages and blocks of columns."""
+    """Raises AssertionError.  Scales of blocks, of several stages and blocks of columns.  m: if
+    more than 16, a multiple of it."""
     problem = MatmulProblem(m, n, k, dtype, E4M3, layout_b="F", out_dtype="float32")
-    config = replace(CONFIG, rows=8) if m <= 8 else CONFIG
+    config = replace(CONFIG, rows=8) if m <= 8 else CONFIG if m <= 16 else replace(MANY, rows=m)
     comparison = holds(SCALED, ScaledProblem(problem, "blocks"), config, host.current())
     assert comparison.ok, f"{problem!r}: {comparison}"
 

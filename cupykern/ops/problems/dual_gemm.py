@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import dtypes, inputs, nvfp4
 from ...arrays import take
-from ...gemm import dequantize_nvfp4, gemm, product, skinny_gemm, sm90_config, sm90_heuristic
+from ...gemm import dequantize_nvfp4, gemm, product, skinny_heuristic, sm90_config, sm90_heuristic
 from ...gemm.gemm_task import GemmTask, make_task
 from ...gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.row_reductions import MERGES
@@ -241,7 +241,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
     for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
         for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
             for layouts in task_layouts(a, b, blocks):
-                for m in (1, skinny_gemm.ROWS, 4096):
+                for m in (*skinny_heuristic.SIZES, 4096):
                     task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
                     configs = gemm.configs(task, arch)
                     for config in sm90_heuristic.compiled_ahead(task, configs):

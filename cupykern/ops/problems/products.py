@@ -16,7 +16,7 @@ from ...expression import read as read_expression
 from ...gemm import (
     gemm,
     product,
-    skinny_gemm,
+    skinny_heuristic,
     sm90_config,
     sm90_heuristic,
     split_float32,
@@ -334,8 +334,8 @@ def variants(
                 )  # fmt: skip
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
-                for m in (1, skinny_gemm.ROWS):
-                    for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
+                for m in skinny_heuristic.SIZES:
+                    for skinny in skinny_heuristic.configs(replace(task, m=m), device(arch)):
                         found[gemm.variant(task, skinny)] = None
             continue
         for layout_a, layout_b in (
@@ -347,8 +347,9 @@ def variants(
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 misaligned = STRIDED in layouts and a == b in product.FLOAT16S
                 few_rows = replace(task, misaligned_b=layout_b if misaligned else STRIDED)
-                for m, n in ((1, 4096), (1, 2**16), (skinny_gemm.ROWS, 4096)):
-                    for skinny in skinny_gemm.configs(replace(few_rows, m=m, n=n), device(arch)):
+                for m, n in itertools.product(skinny_heuristic.SIZES, (4096, 2**16)):
+                    sized = replace(few_rows, m=m, n=n)
+                    for skinny in skinny_heuristic.configs(sized, device(arch)):
                         found[gemm.variant(few_rows, skinny)] = None
                 # For other layouts rows always count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)

@@ -10,7 +10,14 @@ import numpy as np
 
 from ... import dtypes, inputs, nvfp4
 from ...arrays import transposed, transposed_addend
-from ...gemm import dequantize_nvfp4, gemm, product, skinny_gemm, sm90_config, sm90_heuristic
+from ...gemm import (
+    dequantize_nvfp4,
+    gemm,
+    product,
+    skinny_heuristic,
+    sm90_config,
+    sm90_heuristic,
+)
 from ...gemm.gemm_task import GemmTask
 from ...kernels import Variant
 from ...nvfp4 import NvFp4
@@ -170,8 +177,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
     for a in (fp4, *product.FLOAT16S):
         layouts = product.K_MAJOR, product.K_MAJOR
         task = GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
-        for m in (1, skinny_gemm.ROWS):
-            for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
+        for m in skinny_heuristic.SIZES:
+            for skinny in skinny_heuristic.configs(replace(task, m=m), device(arch)):
                 found[gemm.variant(task, skinny)] = None
         for stores in (True, False):
             epilogue = replace(task, tma_store_epilogue=stores, tma_store_decoded=stores)
