@@ -22,6 +22,7 @@ from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     ARRAYS,
+    BLOCK,
     FP4,
     OPERANDS,
     Groups,
@@ -36,7 +37,7 @@ from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmCo
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
 _RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks per multiprocessor
-_OUT, _GROUPS = 2, (7, 8)  # indices in product.ARRAYS
+_OUT = ARRAYS["gemm"].index("out")
 _WORD_K = 64  # k that a 32-bit word of scales covers; nvfp4.cuh: kWordK
 SplitConfig = Sm90GemmConfig | Sm90Fp8GemmConfig | Sm90MixedGemmConfig
 
@@ -79,8 +80,8 @@ class SplitKWorkspace:
             return f"splits must be positive; got {splits}"
         if t.kernel != "gemm" or t.batch != 1 or t.n % _RUN:
             return "split-K with a workspace is of one product with a multiple of 4 columns"
-        if t.block_scales or t.a in (dtypes.int8, dtypes.float32):
-            return "split-K with a workspace has FP32 accumulators, and no block scales"
+        if t.a in (dtypes.int8, dtypes.float32):
+            return "split-K with a workspace has FP32 accumulators, not of FP32 operands"
         if not t.k or t.k % (splits * max(1, self.config.tile_k)):
             return f"{splits} splits of k = {t.k} are not of whole stages"
         if splits * t.m * t.n >= 2**31:
@@ -92,6 +93,7 @@ class SplitPlan(NamedTuple):
     """A launch that stores partial accumulators to a workspace, and one that adds them."""
 
     splits: Any
+    operands: tuple[str, ...]  # arrays that the first launch reads
     partial_size: int
     reduction: Repeated  # takes the partial accumulators and the arrays of Product.array_names
     launches: tuple[Repeated, ...] = ()  # empty: each call allocates memory
@@ -99,9 +101,10 @@ class SplitPlan(NamedTuple):
     def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         partials = maker(xp)((self.partial_size,), dtypes.float32)
-        taken = [x if i in (0, 1, *_GROUPS) else None for i, x in enumerate(arrays)]
+        given = zip(ARRAYS["gemm"], arrays, strict=False)
+        taken = [x if name in self.operands else None for name, x in given]
         taken[_OUT] = partials
-        self.splits.launch(xp, tuple(taken[: len(ARRAYS["gemm"])]))
+        self.splits.launch(xp, tuple(taken))
         self.reduction.launch((partials, *arrays))
 
 
@@ -127,6 +130,8 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
             return None
         return groups._replace(batch_strides=(depth // _WORD_K * groups.word,))
 
+    blocks = depth // BLOCK
+    scale_a, scale_b = (p.scale_a, p.scale_b) if p.block_scales else (None, None)
     of_splits = Product(
         *((splits,), p.m, p.n, depth),
         p.a._replace(batch_strides=(_elements(p.a, depth) * p.a.col,)),
@@ -134,10 +139,11 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         Matrix(dtypes.float32, (p.m * p.n,), p.n, 1, True),
         bias=None,
         residual=None,
-        scale_a=None,
-        scale_b=None,
+        scale_a=scale_a and scale_a._replace(batch_strides=(blocks * scale_a.col,)),
+        scale_b=scale_b and scale_b._replace(batch_strides=(blocks * scale_b.row,)),
         alpha=1.0,
         activation=None,
+        block_scales=p.block_scales,
         groups_a=groups_of(p.groups_a),
         groups_b=groups_of(p.groups_b),
     )
@@ -177,13 +183,16 @@ def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any)
         params["batch_size"] = math.prod(p.batch)
         fill_formula(params["expression"], p)
     params["num_splits"] = num_splits
+    operands: tuple[str, ...] = ("a", "b", "groups_a", "groups_b")
+    if p.block_scales:  # the first launch applies them
+        operands += ("scale_a", "scale_b")
     grid = min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors)
-    places = tuple(map(p.array_names.index, names))
+    places = tuple(None if x in operands else p.array_names.index(x) for x in names)
     struct = target.by_value(params)
 
     def arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
         partials, *arrays = given
-        return (partials, *(arrays[i] for i in places), struct)
+        return (partials, *(None if i is None else arrays[i] for i in places), struct)
 
     reduction = Repeated(get_kernel(target, variant), grid, 0, arguments)
-    return SplitPlan(splits, num_splits * size, reduction)
+    return SplitPlan(splits, operands, num_splits * size, reduction)

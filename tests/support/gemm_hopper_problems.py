@@ -317,9 +317,13 @@ SPLITS = (
 )  # fmt: skip
 
 FP8_SPLITS = (
-    (fp8(140, 136, 512, "rows", bias=(136,)), fp8(72, 68, 512, "tensor", out_dtype="float32")),
     (
-        SplitKWorkspace(Sm90Fp8GemmConfig(128, 128, 6, general=True), 4),
+        fp8(140, 136, 512, "rows", bias=(136,)),
+        fp8(72, 68, 512, "tensor", out_dtype="float32"),
+        fp8(24, 136, 1024, "blocks", bias=(136,), activation="silu"),
+    ),
+    (
+        SplitKWorkspace(Sm90Fp8GemmConfig(128, 128, 5, general=True), 4),
         SplitKWorkspace(Sm90Fp8GemmConfig(16, 64, 18, SlicedK(), swap_ab=True, general=True), 2),
     ),
 )
@@ -327,9 +331,11 @@ MIXED_SPLITS = (
     (
         ScaledProblem(mixed(130, 136, 512, layout_b="F"), "rows"),
         mixed(72, 144, 512, "int8", "bfloat16", layout_b="C", residual=(72, 144)),
+        ScaledProblem(mixed(40, 264, 1024, a="bfloat16", layout_b="F", bias=(264,)), "blocks of b"),
+        ScaledProblem(mixed(24, 136, 512, layout_b="F", out_dtype="float32"), "blocks"),
     ),
     (
-        SplitKWorkspace(Sm90MixedGemmConfig(128, 128, 64, 4, general=True), 2),
+        SplitKWorkspace(Sm90MixedGemmConfig(128, 128, 128, 3, general=True), 2),
         SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 128, 8, SlicedK(), general=True), 4),
     ),
 )
