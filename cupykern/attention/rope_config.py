@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, tuned
 from ..arguments import config_class
 from ..kernels import Variant
 from ..runtime.choice import Family
@@ -22,10 +22,7 @@ _THREADS = 128
 _LANES = 32  # the most threads per head vector
 _SCALAR_PAIRS = MAX_DIM // 2 // _LANES  # pairs per thread
 TABLE_FLOATS = 2048  # rope_and_cache.cu: kTableFloats, for the longest heads and most tokens
-_MIN_BLOCKS = {1: 8, 2: 7}  # launch bounds by tokens, without spills
-_PASSES = 3  # of the default: with 6, 4096 tokens of FP32 took 61.5 us instead of 57.1 with 1
-# The fewest blocks per SM for several passes, and for several tokens per block (H200).
-_BLOCKS_FOR_PASSES, _BLOCKS_FOR_TOKENS = 7, 4
+_C = tuned.constants("sm_90a", "rope")
 
 
 @config_class
@@ -99,12 +96,12 @@ def configs(task: RopeTask, device: Device) -> tuple[RopeConfig, ...]:
     blocks compute the same angles: (4, 4096) tokens of 32/8 heads of 128 take 104.5 us, with one
     pass 108.5 (BF16, H200; a copy of the bytes 101.5).
     """
-    most, passes = max(_tokens(device.arch, task.by_vectors)), min(_PASSES, task.most_passes)
+    most, passes = max(_tokens(device.arch, task.by_vectors)), min(_C["passes"], task.most_passes)
     found = dict.fromkeys((RopeConfig(most, passes), RopeConfig(most), RopeConfig(1)))
 
     def has_enough_blocks(config: RopeConfig) -> bool:
-        least = _BLOCKS_FOR_PASSES if config.passes > 1 else _BLOCKS_FOR_TOKENS
-        return task.num_blocks(config) >= least * device.multiprocessors
+        least = _C["blocks_for_passes" if config.passes > 1 else "blocks_for_tokens"]
+        return bool(task.num_blocks(config) >= least * device.multiprocessors)
 
     best = next(filter(has_enough_blocks, found), RopeConfig(1))
     return tuple(dict.fromkeys((best, *found)))
@@ -132,7 +129,7 @@ def variant_of(dtype: np.dtype, by_vectors: bool, config: RopeConfig) -> Variant
         ("kTableFloats", TABLE_FLOATS),
     )
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
-    least = _MIN_BLOCKS[config.tokens] if by_vectors else 1
+    least = _C["min_blocks"][config.tokens] if by_vectors else 1
     return Variant("rope_and_cache", types, constants, _THREADS, min_blocks=least)
 
 

@@ -1,4 +1,8 @@
-"""Configs that several row ops share, in order of preference, from measurements."""
+"""Configs that several row ops share, in order of preference.
+
+The numbers are data, measured on Hopper (tuned/sm_90a.json).  Tables for architectures without
+measurements are here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from .. import tuned
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .configs import Rows, SharedRows, SpanRows, fitting
 from .row_layout import VECTOR_BYTES
@@ -21,15 +26,8 @@ class RowTile(NamedTuple):
     vectors_per_thread: int
 
 
+_C = tuned.constants("sm_90a", "rows")
 _MOST_THREADS = 512
-_SMALL_BYTES = 4 * 2**20
-_EACH_OF_SHARED = (1, 2, 4, 6, 8)  # few, so that rows of varying length share kernels
-# The estimated time of a tile is waste ** _WASTE, times 1 + _DISTANCE for each vector per thread
-# more or fewer than the best number, times _LARGE above 256 threads per row, of which few fit on an
-# SM, times _PREDICATED if some threads have fewer vectors.  waste: vectors that the threads can
-# hold over the row's.  Fitted to norms of 19 lengths (H200, BF16 and FP32, with and without
-# residual and quantization); the minimum is flat: half and twice the constants lose less than 0.5%.
-_WASTE, _DISTANCE, _LARGE, _PREDICATED = 0.2, 0.012, 1.04, 1.04
 
 
 @cache
@@ -42,13 +40,14 @@ def row_tiles(
     best_each: vectors per thread that are fastest: 4 in registers, 8 in shared memory.  numbers:
         those that are allowed.
     """
+    c = _C["tile"]
 
     def estimate(tile: RowTile) -> float:
         waste = tile.threads_per_row * tile.vectors_per_thread / max(vectors, 1)
         distance = abs(tile.vectors_per_thread - best_each)
-        large = _LARGE if tile.threads_per_row > 256 else 1.0
-        predicated = 1.0 if waste == 1.0 else _PREDICATED
-        return waste**_WASTE * (1 + _DISTANCE * distance) * large * predicated
+        large = c["large"] if tile.threads_per_row > 256 else 1.0
+        predicated = 1.0 if waste == 1.0 else c["predicated"]
+        return float(waste ** c["waste"] * (1 + c["distance"] * distance) * large * predicated)
 
     found = []
     for each in numbers:
@@ -65,34 +64,15 @@ def threads_for(vectors: int, each: int) -> int:
     return next((n for n in within_warp if threads <= n), -(-threads // 64) * 64)
 
 
-# (num_threads, threads_per_row, elements_per_thread, cluster_size), by itemsize and rising row
-# length; the first that holds the row wins.
-CLUSTERS: dict[int, Table] = {
-    2: (
-        (256, 256, 64, 2),
-        (256, 256, 64, 4),
-        (256, 256, 64, 8),
-        (256, 256, 64, 16),
-        (512, 512, 64, 16),
-    ),
-    4: (
-        (256, 256, 32, 4),
-        (256, 256, 32, 8),
-        (512, 512, 32, 8),
-        (512, 512, 32, 16),
-    ),
-}
-# Rows that no tile of row_tiles holds are computed in chunks of these.
-_VECTORS: dict[int, Table] = {2: ((256, 256, 64, 1),), 4: ((512, 512, 32, 1),)}
-# For architectures without measurements.
+CLUSTERS: dict[int, Table] = _C["clusters"]
+"""(num_threads, threads_per_row, elements_per_thread, cluster_size) by itemsize and rising row
+length; the first that holds the row wins."""
 FEW_VECTORS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
 _FEW_SCALARS: Table = ((256, 256, 16, 1),)
-_SCALARS: Table = ((512, 512, 32, 1),)
 _FEW_ACROSS: Table = ((256, 8, 16, 1),)
-_ACROSS: Table = ((512, 16, 32, 1),)
 
 
 def shared_rows(rows: Rows) -> tuple[SharedRows, ...]:
@@ -112,7 +92,7 @@ def _fitted(rows: Rows) -> tuple[SharedRows, ...]:
         return tuple(
             SharedRows(threads, threads_per_row, width, each)
             for threads, threads_per_row, each in row_tiles(
-                -(-elements // width), 8, _EACH_OF_SHARED
+                -(-elements // width), 8, _C["each_of_shared"]
             )[:1]
         )
     each = 8 if elements <= 64 else 16
@@ -126,9 +106,8 @@ def _fitted(rows: Rows) -> tuple[SharedRows, ...]:
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, whatever the row's length, in order of
     preference."""
-    vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][3:4]
-    scalars = _SCALARS
-    across = _ACROSS
+    vectors: Table = _C["chunks"][itemsize] + CLUSTERS[itemsize][3:4]
+    scalars, across = _C["scalars"], _C["across"]
     if not is_measured(arch):
         vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _FEW_ACROSS
     return (
@@ -165,21 +144,21 @@ def _of_any_length(
 
 
 def span_configs(
-    arch: str, itemsize: int, table: tuple[tuple[int, int, int], ...]
+    arch: str, itemsize: int, tables: dict[int, tuple[tuple[int, int, int], ...]]
 ) -> tuple[SpanRows, ...]:
-    """SpanRows from a table of (num_threads, elements per thread, min_blocks); none without
-    measurements."""
+    """SpanRows from tables of (num_threads, elements per thread, min_blocks), by itemsize; none
+    without measurements."""
     width = VECTOR_BYTES // itemsize
     return tuple(
         SpanRows(threads, width, elements // width, register_cap(arch, blocks))
-        for threads, elements, blocks in table
+        for threads, elements, blocks in tables[itemsize]
         if is_measured(arch)
     )
 
 
 def is_small(rows: Rows) -> bool:
     """Whether latency, not bandwidth, limits a call."""
-    return rows.layout.num_rows * rows.layout.num_cols * rows.itemsize <= _SMALL_BYTES
+    return rows.layout.num_rows * rows.layout.num_cols * rows.itemsize <= _C["small_bytes"]
 
 
 def blocks_per_sm(arch: str, num_threads: int, registers: int) -> int:

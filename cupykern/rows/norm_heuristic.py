@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .. import tuned
 from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, SharedRows, fitting
 from .heuristic import (
@@ -27,60 +28,13 @@ from .norm_configs import (
 )
 from .row_layout import VECTOR_BYTES
 
-_LargeTable = tuple[tuple[int, int, int, int, int, bool], ...]
-
-# Even rows of more than _MOST_COLUMNS columns, in shared memory, by (centered, has_residual) and
-# itemsize, by rising row length: (num_threads, vectors_per_thread, cluster_size, min_blocks,
-# rows_per_thread, weights_first); the first that holds a row wins, with fewer threads if these
-# suffice.  Many bytes must be in flight: in clusters, weights are loaded with the row and wait in
-# registers, which suffice with few large blocks.
-_MOST_COLUMNS = 8192
-_LARGE: dict[tuple[bool, bool], dict[int, _LargeTable]] = {
-    (False, False): {
-        2: ((512, 4, 1, 3, 1, False), *((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16))),
-        4: ((1024, 4, 1, 2, 1, False), *((512, 4, size, 3, 1, True) for size in (4, 8, 16))),
-    },
-    (True, False): {
-        2: ((512, 4, 1, 3, 1, False), *((256, 8, size, 2, 2, True) for size in (2, 4, 8))),
-        4: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
-    },
-    (False, True): {
-        2: ((512, 4, 1, 2, 1, False), *((256, 8, size, 3, 1, True) for size in (2, 4, 8))),
-        4: tuple((512, 4, size, 2, 1, False) for size in (2, 4, 8, 16)),
-    },
-    (True, True): {
-        2: tuple((512, 4, size, 2, 1, False) for size in (1, 2, 4, 8, 16)),
-        4: (
-            *((512, 4, size, 2, 1, False) for size in (2, 4, 8, 16)),
-            (1024, 4, 16, 1, 1, False),
-        ),
-    },
-}
-# The same for rows quantized to FP8 or int8.
-_LARGE_QUANTIZED: dict[int, _LargeTable] = {
-    2: tuple((512, 4, size, 2, 2, True) for size in (1, 2, 4, 8, 16)),
-    4: tuple((512, 8, size, 2, 1, False) for size in (1, 2, 4, 8, 16)),
-}
+_C = tuned.constants("sm_90a", "norms")
 # Without measurements: (num_threads, threads_per_row, vectors_per_thread, rows_per_thread, whether
 # in registers), for all norms.
 _FEW: dict[int, tuple[tuple[int, int, int, int, bool], ...]] = {
     2: ((128, 32, 1, 4, True), (128, 128, 4, 2, False), (512, 512, 4, 1, True)),
     4: ((128, 32, 1, 4, True), (256, 256, 4, 1, True), (1024, 1024, 4, 1, True)),
 }
-# PersistentRows, for rows longer than half a chunk: (num_threads, vectors_per_thread,
-# cluster_size).
-_PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] = {
-    (False, False): {2: (), 4: ((512, 8, 16),)},
-    (True, False): {2: ((512, 8, 8),), 4: ((512, 8, 16),)},
-    (False, True): {2: ((512, 4, 16),), 4: ((512, 8, 16),)},
-    (True, True): {2: (), 4: ()},
-}
-# SpanRows: (num_threads, elements per thread, min_blocks).
-_SPANS = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
-# Few rows: at most _FEW_PER_SM per SM, or one per SM if rows have more than _LONG vectors.  Rows
-# with fewer vectors than _LEAST_VECTORS are faster with one warp.
-_FEW_PER_SM, _LONG = 2, 1024
-_LEAST_VECTORS = {False: 32, True: 192}  # by `centered`
 
 
 def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
@@ -89,7 +43,7 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     even = fitting(dict.fromkeys(_even(rows)), rows) if is_even else ()
     if rows.quantized == BY_BLOCK:
         return even
-    spans = () if rows.quantized else span_configs(rows.arch, rows.itemsize, _SPANS[rows.itemsize])
+    spans = () if rows.quantized else span_configs(rows.arch, rows.itemsize, _C["spans"])
     others = fitting(spans, rows)
     found = (*even, *others) if _prefers_even(rows) else (*others, *even)
     shared = [c for c in shared_rows(rows) if _is_of_norms(c, rows.arch)]
@@ -108,9 +62,18 @@ def _prefers_even(rows: NormRows) -> bool:
         return True
     vectors = layout.num_cols // layout.width if layout.width else 0
     if width_bytes == 4:
-        slow = rows.centered and rows.num_arrays == 2 and layout.num_cols > _MOST_COLUMNS
+        slow = rows.centered and rows.num_arrays == 2 and layout.num_cols > _C["most_columns"]
         return rows.itemsize == 2 and vectors >= 256 and not slow
     return width_bytes > 4 and vectors >= 64
+
+
+def _name(rows: NormRows) -> str:
+    return "layer_norm" if rows.centered else "rms_norm"
+
+
+def _kind(rows: NormRows) -> str:
+    """The norm's name in tables that have rows with a residual of their own."""
+    return _name(rows) + (", residual" if rows.num_arrays == 2 else "")
 
 
 def _even(rows: NormRows) -> Iterator[RowConfig]:
@@ -123,7 +86,7 @@ def _even(rows: NormRows) -> Iterator[RowConfig]:
         yield from _persistent(rows)
     if _are_few(rows):
         yield from _wide(rows, vectors)
-    if rows.layout.num_cols > _MOST_COLUMNS:
+    if rows.layout.num_cols > _C["most_columns"]:
         yield from _large(rows, vectors)
     for tile in row_tiles(vectors, best_each=4 if rows.layout.even or not first else 8)[:3]:
         threads, threads_per_row, each = tile
@@ -162,8 +125,7 @@ def _persistent(rows: NormRows) -> Iterator[RowConfig]:
     if rows.arch != "sm_90a" or rows.quantized:
         return
     width = VECTOR_BYTES // rows.itemsize
-    of_kind = _PERSISTENT[rows.centered, rows.num_arrays == 2]
-    for threads, vectors, cluster in of_kind[rows.itemsize]:
+    for threads, vectors, cluster in _C["persistent"][_kind(rows)][rows.itemsize]:
         config = PersistentRows(threads, width, vectors, cluster)
         if 2 * rows.layout.num_cols > config.chunk:
             yield config
@@ -172,7 +134,7 @@ def _persistent(rows: NormRows) -> Iterator[RowConfig]:
 def _wide(rows: NormRows, vectors: int) -> Iterator[RowConfig]:
     """Few rows are bound by memory latency and barriers, not bandwidth, so more threads help:
     3 x 3584 of BF16 with a residual takes 4.5 us instead of 5.8 (H200)."""
-    if vectors < _LEAST_VECTORS[rows.centered]:
+    if vectors < _C["least_vectors"][_name(rows)]:
         return
     for each in (1, 2, 4):
         threads = max(64, -(-vectors // each // 64) * 64)
@@ -182,13 +144,14 @@ def _wide(rows: NormRows, vectors: int) -> Iterator[RowConfig]:
 
 
 def _are_few(rows: NormRows) -> bool:
-    long = rows.layout.num_cols * rows.itemsize > _LONG * VECTOR_BYTES
-    return rows.layout.num_rows <= (1 if long else _FEW_PER_SM) * multiprocessors(rows.arch)
+    long = rows.layout.num_cols * rows.itemsize > _C["long"] * VECTOR_BYTES
+    few = (1 if long else _C["few_per_sm"]) * multiprocessors(rows.arch)
+    return bool(rows.layout.num_rows <= few)
 
 
 def _large(rows: NormRows, vectors: int) -> Iterator[RowConfig]:
     width, has_residual = rows.layout.width, rows.num_arrays == 2
-    table = _LARGE_QUANTIZED if rows.quantized else _LARGE[rows.centered, has_residual]
+    table = _C["large_quantized"] if rows.quantized else _C["large"][_kind(rows)]
     for most, each, cluster, blocks, per_thread, weights_first in table[rows.itemsize]:
         threads = min(most, max(128, threads_for(vectors, each * cluster)))
         if cluster == 1:

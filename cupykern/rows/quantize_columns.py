@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .. import arrays
+from .. import arrays, tuned
 from ..arguments import check_config, config_class
 from ..kernels import Variant
 from ..runtime import plans
@@ -64,13 +64,7 @@ class SharedColumns(RowConfig):
         return self.num_threads * stored * self.vector_width * itemsize
 
 
-# (num_threads, threads_per_column, vectors_per_thread, cluster_size, min_blocks, register_vectors),
-# by rising column length; the first that holds a column wins.
-_TABLE = (
-    *((256, 32, 16, size, 1, 0) for size in (1, 4, 8)),
-    *((512, 64, 16, size, 2, 4) for size in (8, 16)),
-    (512, 128, 16, 16, 2, 4),
-)
+_TABLE = tuned.constants("sm_90a", "quantize_columns")["table"]
 
 
 def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:

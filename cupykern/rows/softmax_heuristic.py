@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import tuned
 from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, Rows, fitting
 from .heuristic import (
@@ -15,27 +16,13 @@ from .heuristic import (
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
-# RegisterRows of longer rows are slower than ClusterRows.  Those of 16 bits whose rows consist of
-# vectors of four elements are 14% to 33% faster than SpanRows up to _MOST_WIDE columns (36282 x
-# 1156 BF16 64 and 48 us, H200).
-_MOST_COLUMNS, _MOST_WIDE = 16384, 2048
-# Vectors per thread of RegisterRows.  They are few, so that rows of varying length share kernels:
-# ClusterRows, which have one kernel, walk long rows of other lengths.
-_EACH, _EACH_OF_LONG = (1, 2, 3, 4, 6, 8), (4, 8)
+_C = tuned.constants("sm_90a", "softmax")
 # RegisterRows without measurements, by itemsize and rising row length:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
 _FEW_REGISTERS: dict[int, Table] = {
     2: ((128, 2, 8, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
     4: ((128, 2, 4, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
 }
-
-# SpanRows: (num_threads, elements per thread, min_blocks).
-_SPANS = {2: ((128, 32, 9),), 4: ((256, 40, 4),)}
-
-# The fewest vectors of a row for ClusterRows, by itemsize.  Speed relative to a copy without and
-# with them: FP16, 1500 columns 80% and 96%, 1001 columns 90% and 85%; FP32, 2047 columns 97% and
-# 103%, 1500 columns 104% and 103%.
-_FEWEST_VECTORS = {2: 161, 4: 385}
 
 
 def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
@@ -47,8 +34,8 @@ def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
             RegisterRows(threads, threads_per_row, full, elements // full, blocks)
             for threads, threads_per_row, elements, blocks in _FEW_REGISTERS[itemsize]
         )
-    wide = itemsize == 2 and width == 4 and num_cols <= _MOST_WIDE
-    if not (rows.layout.even or wide) or rows.has_options or num_cols > _MOST_COLUMNS:
+    wide = itemsize == 2 and width == 4 and num_cols <= _C["most_wide"]
+    if not (rows.layout.even or wide) or rows.has_options or num_cols > _C["most_columns"]:
         return ()
 
     def config(threads: int, threads_per_row: int, each: int) -> RegisterRows:
@@ -58,14 +45,15 @@ def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
         return RegisterRows(threads, threads_per_row, width, each, blocks)
 
     vectors = num_cols // width
-    each = _EACH if wide or vectors < _FEWEST_VECTORS[itemsize] else _EACH_OF_LONG
+    short = wide or vectors < _C["fewest_vectors"][itemsize]
+    each = _C["each" if short else "each_of_long"]
     best_each = 8 if wide or (itemsize == 4 and vectors > 512) else 4
     return tuple(config(*tile) for tile in row_tiles(vectors, best_each, each)[:3])
 
 
 def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """SpanRows and SharedRows that are the same for all row lengths."""
-    return (*span_configs(arch, itemsize, _SPANS[itemsize]), *shared_configs(arch, itemsize))
+    return (*span_configs(arch, itemsize, _C["spans"]), *shared_configs(arch, itemsize))
 
 
 def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
@@ -87,7 +75,7 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
         fewest = min(-(-of_block // (64 * 8)) * 64, MAX_CLUSTER_THREADS)
         some = (warp, 64, 128, 256, 384) if blocks == 1 else (256, 384)
         threads = next((t for t in some if t < fewest and of_block <= 12.5 * t), fewest)
-        if of_block >= (_FEWEST_VECTORS[itemsize] if blocks == 1 else 513):
+        if of_block >= (_C["fewest_vectors"][itemsize] if blocks == 1 else 513):
             found.append(config(threads, blocks))
     # Speed relative to a copy (H200).  16 bits: 262144 columns, 8 blocks of 384 threads 101.2%, 16
     # of 256 98.0%; 50257 columns, 2 blocks of 256 100.4%, 4 blocks 99.6%.  FP32 (50 KB per block
@@ -110,7 +98,7 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
 def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
     registers = fitting(register_configs(rows), rows)
-    spans = fitting(span_configs(rows.arch, rows.itemsize, _SPANS[rows.itemsize]), rows)
+    spans = fitting(span_configs(rows.arch, rows.itemsize, _C["spans"]), rows)
     # Clusters of which an SM holds three blocks first; chunks last.
     shared = sorted(
         shared_rows(rows),

@@ -19,5 +19,15 @@ def load(arch: str) -> dict[str, Any]:
 
 
 def constants(arch: str, section: str) -> dict[str, Any]:
-    """The values of a section, by name: constants("sm_90a", "gemm")["epilogue"] is in us."""
-    return {name: entry["value"] for name, entry in load(arch)[section].items()}
+    """The values of a section, by name: constants("sm_90a", "gemm")["epilogue"] is in us.
+
+    Lists are tuples, and names that are numbers are integers.
+    """
+    return {name: _frozen(entry["value"]) for name, entry in load(arch)[section].items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        names = (int(name) if name.isdecimal() else name for name in value)
+        return dict(zip(names, map(_frozen, value.values()), strict=True))
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
