@@ -10,6 +10,7 @@ layouts and architectures have one or two configs and a rule.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -91,32 +92,44 @@ def is_slower(config: SkinnyGemmConfig, task: GemmTask, other: Any, device: Devi
     return estimate(config, task, multiprocessors(device.arch)) >= us + _C["other_launch"]
 
 
-def estimate(config: SkinnyGemmConfig, task: GemmTask, sms: int) -> float:
+def estimate(
+    config: SkinnyGemmConfig, task: GemmTask, sms: int, constants: Mapping[str, float] = _C
+) -> float:
     """Estimated us of a product with 8-bit or NVFP4 weights on `sms` Hopper SMs."""
-    c = config
-    waves, rest = divmod(math.ceil(task.n / c.tile_n), sms * c.min_blocks)
-    us = _C["launch"] + waves * _wave_us(c, task, c.min_blocks, sms * c.min_blocks)
-    return float(us + (_wave_us(c, task, math.ceil(rest / sms), rest) if rest else 0.0))
+
+    def wave_us(resident: int, blocks: int) -> float:
+        return _wave_us(config, task, resident, blocks, constants)
+
+    most = config.min_blocks
+    waves, rest = divmod(math.ceil(task.n / config.tile_n), sms * most)
+    us = constants["launch"] + waves * wave_us(most, sms * most)
+    return float(us + (wave_us(math.ceil(rest / sms), rest) if rest else 0.0))
 
 
-def _wave_us(config: SkinnyGemmConfig, task: GemmTask, resident: int, blocks: int) -> float:
+def _wave_us(
+    config: SkinnyGemmConfig,
+    task: GemmTask,
+    resident: int,
+    blocks: int,
+    constants: Mapping[str, float],
+) -> float:
     """Estimated us of `blocks` blocks, of which an SM runs `resident` at once."""
-    c, columns, fp4 = config, task.products * config.tile_n, task.b == FP4
+    c, of, columns, fp4 = config, constants, task.products * config.tile_n, task.b == FP4
     stages = math.ceil(task.k / (c.tile_k * c.warps))  # of a warp
     padded_k = stages * c.tile_k * c.warps
     weights = columns * task.k * (9 / 16 if fp4 else 1)  # bytes of a block, with scales
-    per_weight = _C["convert_fp4" if fp4 else "convert"] + c.rows / 8 * _C["mma"]
+    per_weight = of["convert_fp4" if fp4 else "convert"] + c.rows / 8 * of["mma"]
     if task.block_scales:
-        per_weight += c.rows / 8 * _C["promote"]
+        per_weight += c.rows / 8 * of["promote"]
     limits = (
-        stages * _C["latency"] / (c.stages - 1),
-        resident * (c.rows * task.a.itemsize * task.k + weights) / _C["sm_bytes"],
+        stages * of["latency"] / (c.stages - 1),
+        resident * (c.rows * task.a.itemsize * task.k + weights) / of["sm_bytes"],
         resident * columns * padded_k * per_weight,
-        blocks * weights / _C["dram_bytes"],
+        blocks * weights / of["dram_bytes"],
     )
     slowest = sum(us**_SHARPNESS for us in limits) ** (1 / _SHARPNESS)
-    store = resident * columns * c.rows * _C["store"]
-    return float(_C["wave"] + c.warps * _C["warp"] + store + slowest)
+    store = resident * columns * c.rows * of["store"]
+    return float(of["wave"] + c.warps * of["warp"] + store + slowest)
 
 
 def _by_rule(task: GemmTask, device: Device) -> list[SkinnyGemmConfig]:

@@ -312,9 +312,9 @@ def profile(
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
               help="Of the choice of held-out shapes.")  # fmt: skip
 def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
-    """Fit the time model of GEMM configs to the results in SWEEPS.
+    """Fit the time models of GEMM configs to the results in SWEEPS.
 
-    Prints each model time before and after the fit, and how well both predict the times of a
+    Prints each constant before and after the fit, and how well both predict the times of a
     quarter of the shapes, which are held out.  The numbers are those of cupykern/tuned/sm_90a.json.
 
     \b

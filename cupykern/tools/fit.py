@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,15 @@ COLD = " cold"  # suffix for its cold_us
 _FIELDS = {"us": "", "tile_us": BESIDES, "cold_us": COLD}
 LAUNCH = "launch"  # us, the same for every config: not in the file
 _WEAK = 1e-3  # weight of an old value; a measurement has 1
+_HELD_OUT = 0.25  # of the shapes
+_Sample = TypeVar("_Sample", bound="HasTask")
+
+
+class HasTask(Protocol):
+    """A sample of any model."""
+
+    @property
+    def task(self) -> GemmTask: ...
 
 
 @dataclass(frozen=True)
@@ -168,19 +177,31 @@ def task_of_key(key: str, shape: tuple[int, ...]) -> GemmTask:
     return GemmTask(**values)
 
 
-def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
-    """Fit to all shapes except a random fraction `held_out`.
+def held_out(found: Sequence[_Sample], seed: int) -> tuple[list[_Sample], list[_Sample]]:
+    """Return the samples to fit to, and those of a random quarter of the shapes, which judge.
+
+    Raises ValueError if fewer than 4 shapes are left to fit or to judge.
+    """
+    shapes = sorted({_shape(s.task) for s in found})
+    picked = np.random.default_rng(seed).permutation(len(shapes))
+    judged = {shapes[i] for i in picked[: round(_HELD_OUT * len(shapes))]}
+    if min(len(judged), len(shapes) - len(judged)) < 4:
+        raise ValueError(f"too few shapes to fit and to judge: {len(shapes)}")
+    seen = [s for s in found if _shape(s.task) not in judged]
+    return seen, [s for s in found if _shape(s.task) in judged]
+
+
+def _shape(task: GemmTask) -> tuple[int, int, int]:
+    return task.m, task.n, task.k
+
+
+def fit(found: Sequence[Sample], seed: int = 0) -> Fit:
+    """Fit to all shapes except a random quarter.
 
     Raises ValueError if fewer than 4 shapes are left to fit or to judge.
     """
     blocks, old = multiprocessors(sm90_heuristic.ARCH), present_times()
-    shapes = sorted({(s.task.m, s.task.n, s.task.k) for s in found})
-    picked = np.random.default_rng(seed).permutation(len(shapes))
-    judged = {shapes[i] for i in picked[: round(held_out * len(shapes))]}
-    if min(len(judged), len(shapes) - len(judged)) < 4:
-        raise ValueError(f"too few shapes to fit and to judge: {len(shapes)}")
-    seen = [s for s in found if (s.task.m, s.task.n, s.task.k) not in judged]
-    unseen = [s for s in found if (s.task.m, s.task.n, s.task.k) in judged]
+    seen, unseen = held_out(found, seed)
     names = list(old)
     zero = dict.fromkeys(names, 0.0)
     units = [(unit, blocks, model_constants(unit)) for x in names for unit in [{**zero, x: 1.0}]]
@@ -204,13 +225,17 @@ def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
 
 def quality(found: Sequence[Sample], times: Mapping[str, float], blocks: int) -> Quality:
     """Return how well `times` predict samples and choose between the samples of a task."""
+    constants = model_constants(times)
+    return quality_of((s.task, s.predict(times, blocks, constants), s.us) for s in found)
+
+
+def quality_of(found: Iterable[tuple[GemmTask, float, float]]) -> Quality:
+    """Return the quality of predictions: (task, predicted us, measured us)."""
     errors, losses = [], []
     by_task: dict[GemmTask, list[tuple[float, float]]] = {}
-    constants = model_constants(times)
-    for sample in found:
-        predicted = sample.predict(times, blocks, constants)
-        errors.append(abs(predicted / sample.us - 1))
-        by_task.setdefault(sample.task, []).append((predicted, sample.us))
+    for task, predicted, us in found:
+        errors.append(abs(predicted / us - 1))
+        by_task.setdefault(task, []).append((predicted, us))
     for pairs in by_task.values():
         losses.append(min(pairs)[1] / min(us for _, us in pairs) - 1)
     of_errors = float(np.median(errors)), max(errors)

@@ -1,14 +1,15 @@
-"""`cupykern fit`: fit the model's times to sweeps, and report the errors on other shapes."""
+"""`cupykern fit`: fit the models' constants to sweeps, and report the errors on other shapes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .. import tuned
 from ..gemm.sm90_heuristic import ARCH
-from . import fit
+from . import fit, fit_skinny
 from .options import Failure
 from .tables import number, print_table
 from .trace import read
@@ -25,14 +26,31 @@ def run(paths: tuple[Path, ...], seed: int, written: Path | None) -> int:
             raise Failure(f"{path} is host emulation: its times say nothing about a GPU")
         devices.append(str(header["machine"]["device"]))
         trials += found
-    samples = fit.samples(trials)
-    try:
-        fitted = fit.fit(samples, seed)
-    except ValueError as error:
-        raise Failure(str(error)) from None
-    old = fit.present_times()
+    document, problems = tuned.load(ARCH), []
+    models: tuple[tuple[Any, Any], ...] = (
+        (fit, fit.present_times()),
+        (fit_skinny, fit_skinny.present_constants()),
+    )
+    for model, old in models:
+        samples = model.samples(trials)
+        try:
+            fitted = model.fit(samples, seed)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        _print(fitted, old)
+        measured = f"cupykern fit: {len(samples)} times on {', '.join(dict.fromkeys(devices))}"
+        document = model.updated(document, fitted.times, measured)
+    if len(problems) == len(models):
+        raise Failure(problems[0])
+    if written is not None:
+        written.write_text(fit.text(document) + "\n", encoding="utf-8")
+    return 0
+
+
+def _print(fitted: fit.Fit, old: dict[str, float]) -> None:
     print_table(
-        ("time", "samples", "us in the file", "us fitted"),
+        ("constant", "samples", "in the file", "fitted"),
         (
             (name, count, number(old[name]), number(fitted.times[name]))
             for name, count in fitted.counts.items()
@@ -46,8 +64,3 @@ def run(paths: tuple[Path, ...], seed: int, written: Path | None) -> int:
             f"takes {quality.mean_loss:.1%} (mean), {quality.max_loss:.1%} (largest) longer than "
             "the best config"
         )
-    if written is not None:
-        measured = f"cupykern fit: {len(samples)} times on {', '.join(dict.fromkeys(devices))}"
-        document = fit.updated(tuned.load(ARCH), fitted.times, measured)
-        written.write_text(fit.text(document) + "\n", encoding="utf-8")
-    return 0
