@@ -108,12 +108,16 @@ def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
     hopper = sm90_heuristic.configs(task, device)
     skinny = skinny_heuristic.configs(task, device)
     on_hopper = device.arch != "host" and hopper
+    # The mainloop is chosen for the architecture's usual SM count.
+    usual = device_named(device.arch)
+    best = hopper if device == usual else sm90_heuristic.configs(task, usual)
     others: tuple[AnyConfig, ...] = (*portable, *hopper)
+    opponent: Sm90AnyConfig | GemmConfig = portable[0]
     if on_hopper and (
-        portable[0].scalar_loads or sm90_heuristic.is_profitable(task, hopper[0], portable[0])
+        portable[0].scalar_loads or sm90_heuristic.is_profitable(task, best[0], portable[0])
     ):
-        others = (*hopper, *portable)
-    if skinny and skinny_heuristic.is_slower(skinny[0], task, others[0], device):
+        others, opponent = (*hopper, *portable), best[0]
+    if skinny and skinny_heuristic.is_slower(skinny[0], task, opponent, device):
         return (*others, *skinny)
     return (*skinny, *others)
 

@@ -83,6 +83,11 @@ class GemmTask:
         return 2 if self.kernel == "dual_gemm" else 1
 
     @property
+    def narrow_weights(self) -> bool:
+        """Whether b is K-major and has fewer bits than a."""
+        return self.layout_b == K_MAJOR and self.a.itemsize > self.b.itemsize
+
+    @property
     def mixed_input(self) -> bool:
         """Whether b is converted in registers."""
         return self.a.itemsize != self.b.itemsize

@@ -39,6 +39,7 @@ ROWS = 16  # of a fragment of a
 MAX_ROWS = 64
 GROUP = 16  # nvfp4.cuh: kGroup
 _SKEWS = 8  # gemm/skinny.cuh: kSkews
+_MAX_THREADS = 2048  # of an SM
 _KERNELS = {"gemm": "skinny_gemm", "dual_gemm": "dual_gemm_skinny"}
 _FORMULA_PARAMS = {
     "gemm": ("skinny_gemm_expression.cu", "ExpressionSkinnyGemmParams"),
@@ -55,8 +56,9 @@ class SkinnyGemmConfig:
     warps: an even number.
     stages: stages of each warp's own cp.async pipeline.
     min_blocks: blocks that an SM must hold at once (launch bounds).
-    rows: rows of a that are read and multiplied, 8 or 16; if weights are converted up to 64, in
-        sixteens.  The accumulators do not depend on it.  For FP32, whose lanes share k, 4 or 16.
+    rows: rows of a that are read and multiplied: 8 or 16; if a has more bits than K-major weights,
+        also 32, 48 or 64.  The accumulators do not depend on it.  For FP32, whose lanes share k, 4
+        or 16.
     swap_ab: compute the transposed product, for few columns of FP32.
     """
 
@@ -129,7 +131,7 @@ class SkinnyGemmConfig:
 
     def _rows_refusal(self, task: GemmTask) -> str | None:
         few = 4 if task.a == dtypes.float32 else 8
-        many = range(ROWS, (MAX_ROWS if converts(task) else ROWS) + 1, ROWS)
+        many = range(ROWS, (MAX_ROWS if task.narrow_weights else ROWS) + 1, ROWS)
         if self.rows not in (few, *many):
             allowed = ", ".join(map(str, (few, *many)))
             return f"rows must be one of {allowed}; got {self.rows}"
@@ -143,6 +145,8 @@ class SkinnyGemmConfig:
             return "columns, tile_k, warps and blocks must be positive"
         if self.stages < 2 or self.warps % 2 or self.warps > 32:
             return "there must be an even number of warps, up to 32, and at least 2 stages"
+        if self.min_blocks * self.num_threads > _MAX_THREADS:
+            return f"an SM has {_MAX_THREADS} threads; got {self.min_blocks} x {self.num_threads}"
         if task.block_scales and (BLOCK % self.tile_k or BLOCK % self.tile_n):
             got = f"{self.tile_n} and {self.tile_k}"
             return f"columns and k of a warp's stage are of one block of {BLOCK}; got {got}"
@@ -163,12 +167,6 @@ def _row_bytes(dtype: np.dtype, elements: int) -> int:
 def is_misaligned(task: GemmTask) -> bool:
     """Whether rows are misaligned (gemm/skinny.cuh: kMisaligned)."""
     return task.misaligned_b != STRIDED
-
-
-def converts(task: GemmTask) -> bool:
-    """Whether weights, K-major and aligned, are converted to 16 bits."""
-    by_vectors = task.layout_b == K_MAJOR and not is_misaligned(task)
-    return by_vectors and task.a.itemsize > task.b.itemsize
 
 
 def mn_major(task: GemmTask) -> bool:

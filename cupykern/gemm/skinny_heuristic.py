@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from .. import dtypes, tuned
 from ..targets import Device
@@ -20,8 +19,8 @@ from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from . import sm90_heuristic
 from .gemm_task import GemmTask
 from .portable_config import GemmConfig
-from .product import FP4
-from .skinny_gemm import MAX_ROWS, ROWS, SkinnyGemmConfig, converts, is_misaligned, mn_major
+from .product import FP4, K_MAJOR
+from .skinny_gemm import MAX_ROWS, ROWS, SkinnyGemmConfig, is_misaligned, mn_major
 
 _C = tuned.constants("sm_90a", "skinny")
 SIZES = (1, ROWS, 2 * ROWS, MAX_ROWS)
@@ -45,7 +44,7 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     if task.a == dtypes.float32:
         return _fp32_configs(task, device)
     task = task.a_decoded
-    most_rows = MAX_ROWS if task.a.itemsize > task.b.itemsize else ROWS
+    most_rows = MAX_ROWS if task.narrow_weights else ROWS
     rare = device.arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b)
     if rare or task.m > most_rows:
         return ()
@@ -55,31 +54,37 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
 
 def is_modelled(task: GemmTask, device: Device) -> bool:
     """Whether `estimate` decides: for 8-bit and, from 17 rows on, NVFP4 weights, K-major."""
-    by_vectors = not mn_major(task) and not is_misaligned(task)
     few_fp4 = task.b == FP4 and (task.m <= ROWS or task.products > 1)
-    return task.b.itemsize == 1 and not few_fp4 and by_vectors and is_measured(device.arch)
+    is_k_major = task.layout_b == K_MAJOR
+    return task.b.itemsize == 1 and not few_fp4 and is_k_major and is_measured(device.arch)
 
 
 def _by_estimate(task: GemmTask, device: Device) -> list[SkinnyGemmConfig]:
     """The configs of a modelled task, the estimated fastest first; of the host one."""
     table = _NVFP4 if task.b == FP4 else _PRODUCT if task.products == 1 else _DUAL
-    of_rows = table if converts(task) else {ROWS: table[ROWS]}  # 8-bit activations are rare
+    of_rows = table if task.narrow_weights else {ROWS: table[ROWS]}
     rows = min((rows for rows in of_rows if task.m <= rows), default=None)
     if rows is None:
         return []
-    found = []
-    for columns, tile_k, warps, blocks in of_rows[rows][: 1 if device.arch == "host" else None]:
+    found, listed = [], of_rows[rows]
+    for columns, tile_k, warps, blocks in listed[:1] if device.arch == "host" else listed:
         one = SkinnyGemmConfig(columns, tile_k, warps, 1, blocks, rows)
         most = (max_shared_bytes(device.arch) // blocks - 1024) // one.shared_bytes(task)
-        found.append(replace(one, stages=min(_MOST_STAGES, most)))
+        if most > 1:
+            found.append(replace(one, stages=min(_MOST_STAGES, most)))
     sms = multiprocessors(device.arch)
     return sorted(found, key=lambda config: estimate(config, task, sms))
 
 
-def is_slower(config: SkinnyGemmConfig, task: GemmTask, other: Any, device: Device) -> bool:
+def is_slower(
+    config: SkinnyGemmConfig,
+    task: GemmTask,
+    other: sm90_heuristic.Sm90AnyConfig | GemmConfig,
+    device: Device,
+) -> bool:
     """Whether `config` is estimated slower than `other`, a config of another mainloop.
 
-    Never for up to 16 rows: there it takes no longer than DRAM takes to read the weights.
+    Up to 16 rows `config` counts as faster: it reads weights at nearly DRAM's speed.
     """
     if task.m <= ROWS or not is_modelled(task, device) or device.arch == "host":
         return False
@@ -89,7 +94,9 @@ def is_slower(config: SkinnyGemmConfig, task: GemmTask, other: Any, device: Devi
         us = sm90_heuristic.portable_nvfp4_estimate(task, other)
     else:
         return False
-    return estimate(config, task, multiprocessors(device.arch)) >= us + _C["other_launch"]
+    before = sm90_heuristic.decode_a_us(task)  # in the other estimates, too
+    own = before + estimate(config, task.a_decoded, multiprocessors(device.arch))
+    return own >= us + float(_C["other_launch"])
 
 
 def estimate(

@@ -350,9 +350,7 @@ def estimate(
             + constants["split_launch"]
             + splits * task.m * task.n * constants["split_element"]
         )
-    c, before, num_tiles = tile.kernel, 0.0, _num_tiles(tile, task)
-    if task.a == FP4:  # every config decodes a first
-        before += task.batch * task.m * task.k * constants["decode_element"][task.kernel]
+    c, before, num_tiles = tile.kernel, decode_a_us(task, constants), _num_tiles(tile, task)
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]
         size = task.batch * task.products * task.n * task.k
@@ -380,6 +378,13 @@ def estimate(
         factor = constants["swap_ab_activation"] if c.swap_ab else 1
         us += constants["activation"] * part * factor * (2 if ping_pong else waves)
     return before + us
+
+
+def decode_a_us(task: GemmTask, constants: Mapping[str, Any] = _C) -> float:
+    """Estimated us to decode an NVFP4 a, which every config does first."""
+    if task.a != FP4:
+        return 0.0
+    return float(task.batch * task.m * task.k * constants["decode_element"][task.kernel])
 
 
 def estimate_config(config: Sm90AnyConfig, task: GemmTask) -> float:

@@ -81,7 +81,7 @@ class SplitKWorkspace:
         if t.kernel != "gemm" or t.batch != 1 or t.n % _RUN:
             return "split-K with a workspace is of one product with a multiple of 4 columns"
         if t.a in (dtypes.int8, dtypes.float32):
-            return "split-K with a workspace has FP32 accumulators, not of FP32 operands"
+            return f"split-K with a workspace has no kernel for {t.a} operands"
         if not t.k or t.k % (splits * max(1, self.config.tile_k)):
             return f"{splits} splits of k = {t.k} are not of whole stages"
         if splits * t.m * t.n >= 2**31:
@@ -101,7 +101,7 @@ class SplitPlan(NamedTuple):
     def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         partials = maker(xp)((self.partial_size,), dtypes.float32)
-        given = zip(ARRAYS["gemm"], arrays, strict=False)
+        given = zip(ARRAYS["gemm"], arrays, strict=False)  # a formula's operands come last
         taken = [x if name in self.operands else None for name, x in given]
         taken[_OUT] = partials
         self.splits.launch(xp, tuple(taken))
@@ -147,7 +147,10 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         groups_a=groups_of(p.groups_a),
         groups_b=groups_of(p.groups_b),
     )
-    return reduced_plan(target, product, splits, plan_of(of_splits))
+    operands: tuple[str, ...] = ("a", "b", "groups_a", "groups_b")
+    if p.block_scales:
+        operands += ("scale_a", "scale_b")
+    return reduced_plan(target, product, splits, plan_of(of_splits), operands)
 
 
 def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
@@ -163,10 +166,17 @@ def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
     return reduced_plan(target, p, 1, plan_of(plain))
 
 
-def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any) -> SplitPlan:
+def reduced_plan(
+    target: Target,
+    product: Product,
+    num_splits: int,
+    splits: Any,
+    operands: tuple[str, ...] = ("a", "b"),
+) -> SplitPlan:
     """The plan that adds `num_splits` partial accumulators and applies `product`'s epilogue.
 
-    splits: the plan that stores the partial accumulators.
+    splits: the plan that stores the partial accumulators.  operands: the arrays that it reads; the
+    epilogue does not apply scales that are among them.
     """
     p = product
     struct, variant = ("reduce_split_k.cu", "SplitKParams"), REDUCE_SPLIT_K
@@ -183,9 +193,6 @@ def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any)
         params["batch_size"] = math.prod(p.batch)
         fill_formula(params["expression"], p)
     params["num_splits"] = num_splits
-    operands: tuple[str, ...] = ("a", "b", "groups_a", "groups_b")
-    if p.block_scales:  # the first launch applies them
-        operands += ("scale_a", "scale_b")
     grid = min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors)
     places = tuple(None if x in operands else p.array_names.index(x) for x in names)
     struct = target.by_value(params)

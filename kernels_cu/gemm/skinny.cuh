@@ -223,15 +223,18 @@ struct SkinnyMma {
     }
     DEVICE void store(Scalar (&to)[kRows][kCols + 4]) const {
 #pragma unroll
-        for (int at = 0; at < kColFragments * kRowFragments; ++at) {
-            const int n = at / kRowFragments, m = at % kRowFragments;
+        for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
-            for (int i = 0; i < Fragment::kCount; ++i) {
-                const int row = m * 16 + Fragment::col(lane_id(), i);
-                if (row >= kRows) continue;
-                const int col = stored_column<ElementB, T, kMnMajorB>(Fragment::row(lane_id(), i));
-                to[row][n * 16 + col] = acc[n][m].values[i];
-            }
+            for (int m = 0; m < kRowFragments; ++m) store(to, n, m);
+        }
+    }
+    DEVICE void store(Scalar (&to)[kRows][kCols + 4], int n, int m) const {
+#pragma unroll
+        for (int i = 0; i < Fragment::kCount; ++i) {
+            const int row = m * 16 + Fragment::col(lane_id(), i);
+            if (row >= kRows) continue;
+            const int col = stored_column<ElementB, T, kMnMajorB>(Fragment::row(lane_id(), i));
+            to[row][n * 16 + col] = acc[n][m].values[i];
         }
     }
 };
@@ -255,8 +258,10 @@ template <class Product> struct BlockPromotion {
     using Fragment = typename Product::Fragment;
     const SkinnyScales& scales;
     int rows, last_k, stage = 0;
+    using RowScales = float[kRowFragments][Fragment::kCount];
     Fragment totals[kColFragments][kRowFragments] = {};
-    float a[kRowFragments][Fragment::kCount], b[kMatrices];
+    RowScales a = {};
+    float b[kMatrices];
 
     // [k, last_k): the warp's range of k.
     DEVICE BlockPromotion(const SkinnyScales& scales, int rows, int k, int last_k)
@@ -267,12 +272,14 @@ template <class Product> struct BlockPromotion {
     DEVICE void fetch(int k) {
         if (stage % kWarpSize == 0) fetch_b(k + lane_id() * kStepK);
         if (!scales.a || k >= last_k) return;
+        const float* of_block = scales.a + k / kScaleBlock * scales.of_a.col;
 #pragma unroll
-        for (int at = 0; at < kRowFragments * Fragment::kCount; ++at) {
-            const int m = at / Fragment::kCount, i = at % Fragment::kCount;
-            const int row = m * 16 + Fragment::col(lane_id(), i);
-            if (row < rows)
-                a[m][i] = scales.a[row * scales.of_a.row + k / kScaleBlock * scales.of_a.col];
+        for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+            for (int i = 0; i < Fragment::kCount; ++i) {
+                const int row = m * 16 + Fragment::col(lane_id(), i);
+                if (row < rows) a[m][i] = of_block[row * scales.of_a.row];
+            }
         }
     }
     DEVICE void fetch_b(int k) {
@@ -287,32 +294,37 @@ template <class Product> struct BlockPromotion {
     }
     // k: where the next stage begins.
     DEVICE void promote(Product& product, int k) {
-        float of_b[kMatrices], of_a[kRowFragments][Fragment::kCount];
+        RowScales of_a;
+        float of_b[kMatrices];
 #pragma unroll
         for (int i = 0; i < kMatrices; ++i) of_b[i] = shuffle(b[i], stage % kWarpSize);
 #pragma unroll
-        for (int at = 0; at < kRowFragments * Fragment::kCount; ++at) {
-            const int m = at / Fragment::kCount, i = at % Fragment::kCount;
-            of_a[m][i] = scales.a ? a[m][i] : 1.0f;
+        for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+            for (int i = 0; i < Fragment::kCount; ++i) of_a[m][i] = scales.a ? a[m][i] : 1.0f;
         }
         ++stage;
         fetch(k);
 #pragma unroll
-        for (int at = 0; at < kColFragments * kRowFragments; ++at) {
-            const int n = at / kRowFragments, m = at % kRowFragments;
+        for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
-            for (int i = 0; i < Fragment::kCount; ++i) {
-                float& partial = product.acc[n][m].values[i];
-                totals[n][m].values[i] += partial * (of_a[m][i] * of_b[n / kMatrixFragments]);
-                partial = 0;
-            }
+            for (int m = 0; m < kRowFragments; ++m)
+                promote(product.acc[n][m], totals[n][m], of_a[m], of_b[n / kMatrixFragments]);
+        }
+    }
+    DEVICE static void promote(Fragment& partial, Fragment& total,
+                               const float (&of_a)[Fragment::kCount], float of_b) {
+#pragma unroll
+        for (int i = 0; i < Fragment::kCount; ++i) {
+            total.values[i] += partial.values[i] * (of_a[i] * of_b);
+            partial.values[i] = 0;
         }
     }
     DEVICE void finish(Product& product) const {
 #pragma unroll
-        for (int at = 0; at < kColFragments * kRowFragments; ++at) {
-            const int n = at / kRowFragments, m = at % kRowFragments;
-            product.acc[n][m] = totals[n][m];
+        for (int n = 0; n < kColFragments; ++n) {
+#pragma unroll
+            for (int m = 0; m < kRowFragments; ++m) product.acc[n][m] = totals[n][m];
         }
     }
 };

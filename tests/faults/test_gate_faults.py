@@ -104,7 +104,7 @@ def problems():
     yield "portable", DUAL, DualProblem(9, 41, 24, batch_a=(2, 1), batch_b=(3,), epilogue=WHERE)
     yield "portable", DUAL, DualProblem(70, 75, 72, epilogue=GATES[0])
     yield (
-        "scales", DUAL, DualProblem(40, 70, 64, "float16", "int8", scales="rows", epilogue=WHERE),
+        "scales", DUAL, DualProblem(70, 70, 64, "float16", "int8", scales="rows", epilogue=WHERE),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from skinny_gemm_checks import (
     NVFP4,
     WIDE,
     check_blocks,
+    check_dual,
     check_formula,
     check_misaligned,
     check_misaligned_epilogue,
@@ -40,6 +41,12 @@ FAULTS = {
         FILE, "first_k = warp * kDepth;", "first_k = 0;", "K-major b"
     ),
     "rows of a in others' place": Fault(PARTS, "row % kRows", "row % 4", "8 rows"),
+    "of two products, the first 16 rows again": Fault(
+        PARTS, "stage.a, of_a, m * 16,", "stage.a, of_a, kMatrices == 2 ? 0 : m * 16,", "dual GEMM"
+    ),
+    "of NVFP4 weights, the first 16 rows again": Fault(
+        PARTS, "stage.a, of_a, m * 16,", "stage.a, of_a, kScaled ? 0 : m * 16,", "32 rows by NVFP4"
+    ),
     "the first 16 rows again": Fault(
         PARTS, "stage.a, of_a, m * 16,", "stage.a, of_a, 0,", "32 rows"
     ),
@@ -166,10 +173,10 @@ FAULTS = {
         PARTS, "shuffle(b[i], stage % kWarpSize)", "shuffle(b[i], 0)", "blocks of weights"
     ),
     "blocks: a's scales of the stage after": Fault(
-        PARTS, "of_a[m][i] = scales.a ? a[m][i] : 1.0f;\n        }\n        ++stage;\n        "
-        "fetch(k);",
-        "of_a[m][i] = 1;\n        }\n        ++stage;\n        fetch(k);\n        for (int i = 0; "
-        "i < Fragment::kCount; ++i) of_a[0][i] = scales.a ? a[0][i] : 1.0f;",
+        PARTS, "++stage;\n        fetch(k);",
+        "++stage;\n        fetch(k);\n        for (int m = 0; m < kRowFragments; ++m)\n"
+        "            for (int i = 0; i < Fragment::kCount; ++i) of_a[m][i] = scales.a ? a[m][i] : "
+        "1.0f;",
         "blocks of e4m3"
     ),
     "blocks: the scales of the first stages again": Fault(
@@ -179,10 +186,10 @@ FAULTS = {
         PARTS, "block_col * steps.col", "0", "blocks of weights"
     ),
     "blocks: the scales of the first row of a for all": Fault(
-        PARTS, "scales.a[row * scales.of_a.row + k", "scales.a[k", "blocks of e4m3"
+        PARTS, "of_block[row * scales.of_a.row]", "of_block[0]", "blocks of e4m3"
     ),
     "blocks: a stage's product is added to the next one": Fault(
-        PARTS, "                partial = 0;\n", "", "blocks of weights"
+        PARTS, "            partial.values[i] = 0;\n", "", "blocks of weights"
     ),
     "blocks: the epilogue applies the first block's scale again": Fault(
         PARTS, "return kBlockScales ? nullptr : scale;", "return scale;", "blocks of e4m3"
@@ -202,6 +209,11 @@ CHECKS = {
     "8 rows": _check(8, 40, 304, "float16", E4M3, "F", replace(CONFIG, rows=8)),
     "32 rows": _check(29, 40, 1104, "float16", E4M3, "F", MANY),
     "blocks of 48 rows": lambda: check_blocks("bfloat16", 48),
+    "32 rows by NVFP4": _check(
+        29, 40, 576, "float16", NVFP4, "F", replace(MANY, tile_k=128, warps=2, stages=2),
+        kind="normal",
+    ),
+    "dual GEMM": lambda: check_dual(29, "blocks"),
     "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
     "FP32": _check(16, 40, 300, "float32", None, "F", FP32),
     "4 rows of FP32": _check(3, 40, 300, "float32", None, "F", FP32_4),

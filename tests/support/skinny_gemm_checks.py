@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from products import MATMUL, SCALED, compare, to_numpy
+from products import DUAL, MATMUL, SCALED, array, compare, to_numpy
 
 import cupykern
 from cupykern import check, dtypes
@@ -14,7 +14,7 @@ from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.op import as_tuple
 from cupykern.ops.problems.products import FORMULAS, MatmulProblem, operand_values
 from cupykern.ops.problems.scaled import ScaledProblem
-from cupykern.targets import host
+from cupykern.targets import Target, host
 
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 
@@ -68,6 +68,22 @@ def check_blocks(dtype: str, m: int, n: int = 300, k: int = 1168) -> None:
     config = replace(CONFIG, rows=8) if m <= 8 else CONFIG if m <= 16 else replace(MANY, rows=m)
     comparison = holds(SCALED, ScaledProblem(problem, "blocks"), config, host.current())
     assert comparison.ok, f"{problem!r}: {comparison}"
+
+
+def check_dual(m: int, scales: str, target: Target | None = None) -> None:
+    """Raises AssertionError.  silu(a @ b1) * (a @ b2) of e4m3 weights, with scales of columns
+    ("rows") or blocks."""
+    target = target or host.current()
+    rng = np.random.default_rng(2)
+    k, n, shape = 272, 72, {"rows": (1, 72), "blocks": (3, 1)}[scales]
+    a = array(target, rng.standard_normal((m, k)), "float16")
+    b1, b2 = (array(target, rng.standard_normal((k, n)), E4M3, "F") for _ in range(2))
+    s1, s2 = (array(target, rng.uniform(0.5, 2, shape), "float32") for _ in range(2))
+    options = {"scale_b1": s1, "scale_b2": s2, "out_dtype": "float32"}
+    config = SkinnyGemmConfig(16, 64, 2, 2, rows=16 * -(-m // 16))
+    y = cupykern.dual_gemm_silu(a, b1, b2, **options, config=config)
+    comparison = compare(DUAL, a, b1, b2, outputs=y, **options)
+    assert comparison.ok, f"{m} rows, {scales}: {comparison}"
 
 
 def check_misaligned(m: int, n: int, k: int, layout_b: str) -> None:
