@@ -121,22 +121,22 @@ def _wave_us(
     constants: Mapping[str, float],
 ) -> float:
     """Estimated us of `blocks` blocks, of which an SM runs `resident` at once."""
-    c, of, columns, fp4 = config, constants, task.products * config.tile_n, task.b == FP4
+    c, columns, fp4 = config, task.products * config.tile_n, task.b == FP4
     stages = math.ceil(task.k / (c.tile_k * c.warps))  # of a warp
     padded_k = stages * c.tile_k * c.warps
     weights = columns * task.k * (9 / 16 if fp4 else 1)  # bytes of a block, with scales
-    per_weight = of["convert_fp4" if fp4 else "convert"] + c.rows / 8 * of["mma"]
+    per_weight = constants["convert_fp4" if fp4 else "convert"] + c.rows / 8 * constants["mma"]
     if task.block_scales:
-        per_weight += c.rows / 8 * of["promote"]
+        per_weight += c.rows / 8 * constants["promote"]
     limits = (
-        stages * of["latency"] / (c.stages - 1),
-        resident * (c.rows * task.a.itemsize * task.k + weights) / of["sm_bytes"],
+        stages * constants["latency"] / (c.stages - 1),
+        resident * (c.rows * task.a.itemsize * task.k + weights) / constants["sm_bytes"],
         resident * columns * padded_k * per_weight,
-        blocks * weights / of["dram_bytes"],
+        blocks * weights / constants["dram_bytes"],
     )
     slowest = sum(us**_SHARPNESS for us in limits) ** (1 / _SHARPNESS)
-    store = resident * columns * c.rows * of["store"]
-    return float(of["wave"] + c.warps * of["warp"] + store + slowest)
+    store = resident * columns * c.rows * constants["store"]
+    return float(constants["wave"] + c.warps * constants["warp"] + store + slowest)
 
 
 def _by_rule(task: GemmTask, device: Device) -> list[SkinnyGemmConfig]:
