@@ -64,7 +64,7 @@ class SharedColumns(RowConfig):
         return self.num_threads * stored * self.vector_width * itemsize
 
 
-_TABLE = tuned.constants("sm_90a", "quantize_columns")["table"]
+_C = tuned.constants("sm_90a", "quantize_columns")
 
 
 def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:
@@ -76,7 +76,7 @@ def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:
         SharedColumns(
             *(threads, of_column, width, vectors, size, register_cap(arch, blocks), registers)
         )
-        for threads, of_column, vectors, size, blocks, registers in _TABLE
+        for threads, of_column, vectors, size, blocks, registers in _C["table"]
         if size <= limit
         and threads * vectors * VECTOR_BYTES + _STATIC_BYTES <= max_shared_bytes(arch)
     )
