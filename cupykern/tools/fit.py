@@ -8,7 +8,7 @@ sweep determines stays.  Held-out shapes judge the fit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Protocol, TypeVar
@@ -134,15 +134,19 @@ def _nested(times: Mapping[str, float]) -> dict[str, Any]:
 def samples(trials: Iterable[Trial]) -> list[Sample]:
     """Return samples of verified GEMM trials without a formula, if a tile has their config."""
     found = []
-    for trial in trials:
-        key = trial.key or ""
-        is_gemm = key.startswith("gemm ") and "formula=None" in key
-        known = trial.median_us if trial.verified and is_gemm else None
-        if known and len(trial.shape) == 3:
-            task = task_of_key(key, trial.shape)
-            for tile, splits in _by_config(sm90_heuristic.tiles_of(task)).get(trial.config, ()):
-                found.append(Sample(task, tile, splits, known))
+    for task, config, us in product_times(trials):
+        for tile, splits in _by_config(sm90_heuristic.tiles_of(task)).get(config, ()):
+            found.append(Sample(task, tile, splits, us))
     return found
+
+
+def product_times(trials: Iterable[Trial]) -> Iterator[tuple[GemmTask, str, float]]:
+    """Yield (task, config as text, us) of verified GEMM trials without a formula."""
+    for trial in trials:
+        key, us = trial.key or "", trial.median_us
+        is_gemm = key.startswith("gemm ") and "formula=None" in key and len(trial.shape) == 3
+        if us and trial.verified and is_gemm:
+            yield task_of_key(key, trial.shape), trial.config, us
 
 
 @cache

@@ -8,6 +8,7 @@ judge the fit.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from ..gemm.gemm_task import GemmTask
 from ..gemm.skinny_gemm import SkinnyGemmConfig
 from ..targets.limits import device
 from ..tuning.trials import Trial
-from .fit import Fit, held_out, quality_of, task_of_key
+from .fit import Fit, held_out, product_times, quality_of
 
 ARCH, SECTION = "sm_90a", "skinny"
 OTHER = "other_launch"  # of other mainloops: not fitted
@@ -47,24 +48,17 @@ class Sample:
 def samples(trials: Iterable[Trial]) -> list[Sample]:
     """Return samples of the verified trials that the model covers."""
     found, on = [], device(ARCH)
-    for trial in trials:
-        key, config = trial.key or "", _CONFIG.fullmatch(trial.config)
-        is_gemm = key.startswith("gemm ") and "formula=None" in key and len(trial.shape) == 3
-        if config and is_gemm and trial.verified and trial.median_us:
-            task = task_of_key(key, trial.shape).a_decoded
-            if skinny_heuristic.is_modelled(task, on):
-                found.append(Sample(task, _config_of(config[1]), trial.median_us))
+    for task, config, us in product_times(trials):
+        fields = _CONFIG.fullmatch(config)
+        if fields and skinny_heuristic.is_modelled(task, on):
+            found.append(Sample(task.a_decoded, _config_of(fields[1]), us))
     return found
 
 
 def _config_of(text: str) -> SkinnyGemmConfig:
     """The config of a repr's "tile_n=16, tile_k=128, ..."."""
-    words = dict(word.split("=") for word in text.split(", "))
-    fields: dict[str, Any] = {
-        name: value == "True" if value in ("True", "False") else int(value)
-        for name, value in words.items()
-    }
-    return SkinnyGemmConfig(**fields)
+    words = (word.split("=") for word in text.split(", "))
+    return SkinnyGemmConfig(**{name: ast.literal_eval(value) for name, value in words})
 
 
 def present_constants() -> dict[str, float]:
