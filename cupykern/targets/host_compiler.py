@@ -346,7 +346,10 @@ def _sanitizer_library(compiler: Compiler, name: str) -> str:
     library = _LIBRARIES.get(compiler.kind, {}).get(name)
     if library:
         asked = subprocess.run(
-            [*compiler.command, f"-print-file-name={library}"], capture_output=True, text=True
+            [*compiler.command, f"-print-file-name={library}"],
+            env=_environment(),
+            capture_output=True,
+            text=True,
         )
         path = Path(asked.stdout.strip())
         if path.is_absolute() and path.exists():
