@@ -71,7 +71,7 @@ FAULTS = {
         SM90, "consumer.residual.box(count, chunk)", "consumer.residual.box(count, 0)", "loaded"
     ),
     "hopper: both slices of a box are the first": Fault(
-        SM90, "of_chunk, words);", "0, words);", "loaded"
+        SM90, "of_chunk * Tile::kSlice, words);", "0, words);", "loaded"
     ),
     "hopper: boxes of one column": Fault(
         SM90, "follow(count, chunk, work.first_row", "follow(count, chunk & 2, work.first_row",

@@ -6,7 +6,7 @@ from gemm_hopper_problems import FP4, MIXED_BLOCKS, check_fp8_integers, compute,
 from planted import Fault, fault_tests
 
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
-from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
+from cupykern.gemm.sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import host
@@ -351,18 +351,30 @@ FAULTS = {
         "    fence_async_proxy();\n", "mixed (K, N)",
     ),
     "a box filled before it is stored": Fault(
-        BOX, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
+        BOX, "if (stores) tma_store_wait_read<kWhole ? 0 : 1>();", "", "mixed (N, K)"
+    ),
+    "a whole tile filled while TMA reads the one before": Fault(
+        BOX, "tma_store_wait_read<kWhole ? 0 : 1>", "tma_store_wait_read<1>", "many tiles"
+    ),
+    "the first chunk of a whole tile stored alone": Fault(
+        BOX, "i < (kWhole ? Tile::kChunks : 1)", "i < 1", "FP8 widths"
+    ),
+    "the chunks of a whole tile from one box": Fault(
+        BOX, "to + at * kSwizzleBytes", "to", "FP8 widths"
+    ),
+    "the last columns of a whole tile left out": Fault(
+        EPILOGUE_TILE, "kOwnCols - kSlice;\n", "kOwnCols - kSlice - 8;\n", "FP8 widths"
     ),
     "the first part for all": Fault(
         SWAP_AB, "if (known == i) pick(", "if (known == 0) pick(", "mixed (K, N)"
     ),
     "swap-AB: a bias of the first rows": Fault(
-        SWAP_AB, "of_row = row + 64 * m + Tile::row_of_half(lane, half);",
-        "of_row = row + 64 * m + Tile::row_of_half(lane, 0);", "few rows"
+        SWAP_AB, "of_row = store.row + 64 * m + Tile::row_of_half(threadIdx.x % 32, half);",
+        "of_row = store.row + 64 * m + Tile::row_of_half(threadIdx.x % 32, 0);", "few rows"
     ),
     "swap-AB: a bias of the first 64 rows": Fault(
-        SWAP_AB, "of_row = row + 64 * m + Tile::row_of_half(lane, half);",
-        "of_row = row + Tile::row_of_half(lane, half);", "widths"
+        SWAP_AB, "of_row = store.row + 64 * m + Tile::row_of_half(threadIdx.x % 32, half);",
+        "of_row = store.row + Tile::row_of_half(threadIdx.x % 32, half);", "widths"
     ),
     "swap-AB: the upper 64 rows stored over the lower": Fault(
         SWAP_AB, "out_row + 64 * m,", "out_row,", "widths"
@@ -554,6 +566,10 @@ PROBLEMS = {
     "turns": (
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         mixed(264, 392, 656, "int8", "bfloat16", layout_b="F"),
+    ),
+    "many tiles": (
+        Sm90GemmConfig(64, 64, 64, 4, Cooperative(1), swap_ab=True),
+        MatmulProblem(264, 392, 64, layout_b="F"),
     ),
     "odd turns": (
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),

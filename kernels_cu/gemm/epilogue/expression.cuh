@@ -164,7 +164,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
                     if (of_chunk == 0) consumer.residual.wait(count, chunk);
                     uint32_t words[kValues / 2];
                     StoreBox<Tile>::template move_slice<true>(consumer.residual.box(count, chunk),
-                                                              of_chunk, words);
+                                                              of_chunk * Tile::kSlice, words);
                     fragments.template set<kLoaded>(words);
                 }
             }

@@ -9,6 +9,8 @@ template <class Tile> struct StoreBox {
     static constexpr int kSlice = Tile::kSlice, kValues = Tile::kValues;
     static constexpr int kSlicesOfChunk = Tile::kSlicesOfChunk, kBoxBytes = Tile::kBoxBytes;
     static constexpr bool kSwapAB = Tile::kSwapAB, kPairedRows = Tile::kPairedRows;
+    static constexpr bool kWhole = Tile::kWhole;
+    static constexpr int kSlices = Tile::kSlices;
     using Values = float[kValues];
     using Pairs = uint32_t[kValues / 2];
 
@@ -47,9 +49,9 @@ template <class Tile> struct StoreBox {
         else add_pairs<bf16>(added, values);
     }
 
-    // Moves a slice's pairs to (kLoads: from) slice `slice` of `box`.
+    // Moves a slice's pairs to (kLoads: from) column `begin` of `box`.
     template <bool kLoads, class Pairs>
-    DEVICE static void move_slice(unsigned char* box, int slice, Pairs& packed) {
+    DEVICE static void move_slice(unsigned char* box, int begin, Pairs& packed) {
         const int lane = Tile::lane(), warp = threadIdx.x / 32;
         // Swizzled address of 16-byte column i of a row of the box.
         const auto address = [&](int box_row, int i) {
@@ -58,7 +60,7 @@ template <class Tile> struct StoreBox {
         if constexpr (kPairedRows) {  // two rows of a column share a 32-bit word
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i) {
-                const int box_row = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);
+                const int box_row = begin + wgmma_col(lane, i / 2 * 4 + i % 2);
                 unsigned char* words = address(box_row, warp % 4 * 2 + lane / 16);
                 auto& word = *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4);
                 if constexpr (kLoads) packed[i] = word;
@@ -67,10 +69,9 @@ template <class Tile> struct StoreBox {
         } else {
 #pragma unroll
             for (int j = 0; j < kSlice / 16; ++j) {
-                const int box_row = slice * kSlice + j * 16 + lane / 16 * 8 + lane % 8;
-                unsigned char* row =
-                    kSwapAB ? address(box_row, warp % 4 * 2 + lane / 8 % 2)
-                            : address(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
+                const int box_row = begin + j * 16 + lane / 16 * 8 + lane % 8;
+                unsigned char* row = kSwapAB ? address(box_row, warp % 4 * 2 + lane / 8 % 2)
+                                             : address(lane % 16, begin / 8 + 2 * j + lane / 16);
                 uint32_t four[4];
                 if constexpr (kLoads) load_matrix<kSwapAB>(four, row);
 #pragma unroll
@@ -84,12 +85,15 @@ template <class Tile> struct StoreBox {
     }
 
     // Stages slice `slice` of the warp's accumulators in box `box`, which TMA stores when full: 16
-    // rows x 64 columns; with SwapAB 64 rows of the warpgroup, one column per row of the box.
+    // rows x 64 columns; with SwapAB 64 rows of the warpgroup, one column per row of the box.  A
+    // whole tile fills all boxes, which are adjacent.
     // (row, col): the slice's first accumulator.
     DEVICE static void store_slice(Staging* warps, int& box, const TensorMap& map, int slice,
                                    int row, int col, int batch, int dtype, const Values& values) {
         const int warp = threadIdx.x / 32, warpgroup = warp / 4;
-        const int slice_of_box = slice % kSlicesOfChunk;
+        const int begin = kWhole ? Tile::slice_col(slice) : slice % kSlicesOfChunk * kSlice;
+        const int last = kWhole ? kSlices - 1 : kSlicesOfChunk - 1;
+        const int slice_of_box = kWhole ? slice : slice % kSlicesOfChunk;
         unsigned char* to =
             warps[kSwapAB ? 4 * warpgroup : warp].boxes[0] + box * (kSwapAB ? 4 : 1) * kBoxBytes;
         const bool stores = threadIdx.x % (kSwapAB ? 128 : 32) == 0;
@@ -100,20 +104,27 @@ template <class Tile> struct StoreBox {
         Pairs packed;
         pack_pairs(values, dtype, packed);
         if (slice_of_box == 0) {
-            if (stores) tma_store_wait_read<1>();
+            if (stores) tma_store_wait_read<kWhole ? 0 : 1>();
             sync();
         }
-        move_slice<false>(to, slice_of_box, packed);
-        if (slice_of_box < kSlicesOfChunk - 1) return;
+        // Columns that the last two slices share are written twice, by different lanes.
+        if (kWhole && Tile::kOwnCols % kSlice != 0 && slice_of_box == last) sync_warp();
+        move_slice<false>(to, begin, packed);
+        if (slice_of_box < last) return;
         fence_async_proxy();
         sync();
         if (stores) {
-            col -= slice_of_box * kSlice;
-            if constexpr (kSwapAB) tma_store(map, to, {row, col, batch});
-            else tma_store(map, to, {col, row, batch});
+            col -= begin;
+#pragma unroll
+            for (int i = 0; i < (kWhole ? Tile::kChunks : 1); ++i) {
+                const int at = kWhole ? Tile::chunk_col(i) : 0;
+                if constexpr (kSwapAB)
+                    tma_store(map, to + at * kSwizzleBytes, {row, col + at, batch});
+                else tma_store(map, to, {col, row, batch});
+            }
             tma_store_commit();
         }
-        box ^= 1;
+        if (!kWhole) box ^= 1;
     }
 };
 

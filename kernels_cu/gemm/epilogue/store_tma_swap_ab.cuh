@@ -41,21 +41,30 @@ template <class Tile> struct StoreTmaSwapAB {
         }
         DEVICE float of(int i) const { return pairs[i / 4].values[i % 2]; }
     };
-    // Computes the results of slice `slice` of rows 64 * m on, before activation and residual.
-    DEVICE void finish(const Picked& picked, int m, int slice, float alpha, Values& values) const {
-        const int lane = threadIdx.x % 32;
+    // Scale and bias of this lane's rows from 64 * m on.
+    struct RowTerms {
+        float scales[2], added[2];
+
+        DEVICE void load(const StoreTmaSwapAB& store, int m) {
+            const Broadcast& broadcast = store.broadcast;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int of_row = store.row + 64 * m + Tile::row_of_half(threadIdx.x % 32, half);
+                if constexpr (Tile::kScales) scales[half] = broadcast.cols[0][of_row];
+                added[half] = broadcast.cols[Broadcast::kColVectors - 1][of_row];
+            }
+        }
+    };
+    // Computes the results of slice `slice`, before activation and residual.
+    DEVICE void finish(const Picked& picked, const RowTerms& terms, int slice, float alpha,
+                       Values& values) const {
         const ColumnScales scales(broadcast, Tile::slice_col(slice));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int of_row = row + 64 * m + Tile::row_of_half(lane, half);
-            const float added = broadcast.cols[Broadcast::kColVectors - 1][of_row];
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) {
-                if (i / 2 % 2 != half) continue;
-                float x = float(picked[i]);
-                if constexpr (Tile::kScales) x = x * broadcast.cols[0][of_row] * scales.of(i);
-                values[i] = x * alpha + added;
-            }
+        for (int i = 0; i < kValues; ++i) {
+            const int half = i / 2 % 2;
+            float x = float(picked[i]);
+            if constexpr (Tile::kScales) x = x * terms.scales[half] * scales.of(i);
+            values[i] = x * alpha + terms.added[half];
         }
     }
     // kTmaResidual: adds the residual, and loads the residual of the next box.
@@ -64,6 +73,7 @@ template <class Tile> struct StoreTmaSwapAB {
         const float alpha = broadcast.alpha(params);
         Picked picked;
         Values values;
+        RowTerms terms;
         const auto pick = [&](int m, int slice) {
 #pragma unroll
             for (int i = 0; i < kValues; ++i)
@@ -74,8 +84,8 @@ template <class Tile> struct StoreTmaSwapAB {
             if constexpr (kTmaResidual) {
                 residual.wait(count, index);
                 uint32_t added[kValues / 2];
-                Box::template move_slice<true>(residual.box(count, index), slice % kSlicesOfChunk,
-                                               added);
+                Box::template move_slice<true>(residual.box(count, index),
+                                               slice % kSlicesOfChunk * Tile::kSlice, added);
                 Box::add_pairs(added, params.out_dtype, values);
             }
             Box::store_slice(warps, box, map, slice, out_row + 64 * m, col + Tile::slice_col(slice),
@@ -88,9 +98,10 @@ template <class Tile> struct StoreTmaSwapAB {
 #pragma unroll
             for (int i = 0; i < kMmasM * kSlices; ++i) {
                 const int m = i / kSlices, slice = i % kSlices;
+                if (slice == 0) terms.load(*this, m);
                 if (!own.has(slice / kSlicesOfChunk)) continue;
                 pick(m, slice);
-                finish(picked, m, slice, alpha, values);
+                finish(picked, terms, slice, alpha, values);
                 store_slice(m, slice);
             }
             return;
@@ -100,9 +111,10 @@ template <class Tile> struct StoreTmaSwapAB {
 #pragma unroll
             for (int i = 0; i < kMmasM * kSlices; ++i) {
                 const int m = i / kSlices, slice = i % kSlices;
+                if (slice == 0) terms.load(*this, m);
                 if (!own.has(slice / kSlicesOfChunk)) continue;
                 pick(m, slice);
-                finish(picked, m, slice, 0.5f * alpha, values);  // the bias is also halved
+                finish(picked, terms, slice, 0.5f * alpha, values);  // the bias is also halved
 #pragma unroll
                 for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
                 store_slice(m, slice);
@@ -119,12 +131,13 @@ template <class Tile> struct StoreTmaSwapAB {
             for (int known = 1; known < kMmasM * kSlices; ++known) {
                 if (known == i) pick(known / kSlices, known % kSlices);
             }
+            terms.load(*this, m);
             if (kTmaResidual && gelus) {
-                finish(picked, m, slice, 0.5f * alpha, values);
+                finish(picked, terms, slice, 0.5f * alpha, values);
 #pragma unroll
                 for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
             } else {
-                finish(picked, m, slice, alpha, values);
+                finish(picked, terms, slice, alpha, values);
                 if (kActivates) activate_all(values, params.activation);
             }
             store_slice(m, slice);

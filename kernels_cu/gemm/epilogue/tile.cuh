@@ -18,7 +18,11 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     static constexpr int kOwnCols =
         kCols / (kSplitK ? Mainloop::kClusterSize : 1);  // this block's columns
     static constexpr int kChunk = kOwnCols < 32 ? 16 : kOwnCols < 64 ? 32 : 64;
-    static constexpr int kSlice = kChunk < 32 ? kChunk : 32;
+    // Whether the staging holds the whole tile.  Then slices follow each other without regard to
+    // chunks, and TMA stores all chunks once the last slice is there.
+    static constexpr bool kWhole =
+        kSwapAB && !kSplitK && !kGeneral && kMmasM == 1 && kOwnCols <= 128;
+    static constexpr int kSlice = kChunk < 32 || (kWhole && kOwnCols % 32 != 0) ? 16 : 32;
     static constexpr int kValues = kSlice / 2;  // per lane and slice
     static_assert(kOwnCols >= kChunk && (kSwapAB || kChunk == 64), "at least a chunk");
     static_assert(kOwnCols % 8 == 0, "whole chunks, or columns that store_matrix takes at once");
@@ -26,13 +30,16 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     // overlaps the chunk before.
     static constexpr int kOwnChunks = (kOwnCols + kChunk - 1) / kChunk;
     static constexpr int kChunks = kCols / kOwnCols * kOwnChunks;
-    static constexpr int kSlicesOfChunk = kChunk / kSlice, kSlices = kChunks * kSlicesOfChunk;
+    static constexpr int kSlicesOfChunk = kChunk / kSlice;
+    static constexpr int kSlices =
+        kWhole ? (kOwnCols + kSlice - 1) / kSlice : kChunks * kSlicesOfChunk;
     DEVICE static constexpr int chunk_col(int chunk) {
         const int in_own = chunk % kOwnChunks * kChunk;
         return chunk / kOwnChunks * kOwnCols +
                (in_own < kOwnCols - kChunk ? in_own : kOwnCols - kChunk);
     }
     DEVICE static constexpr int slice_col(int slice) {
+        if (kWhole) return slice < kSlices - 1 ? slice * kSlice : kOwnCols - kSlice;
         return chunk_col(slice / kSlicesOfChunk) + slice % kSlicesOfChunk * kSlice;
     }
     // The chunks that this block stores.
