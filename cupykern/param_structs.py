@@ -50,6 +50,11 @@ def zeros(file: str, struct: str, **constants: int) -> np.ndarray:
     return np.zeros((), struct_dtype(file, struct, **constants))
 
 
+def fast_divmod(divisor: int) -> tuple[int, int]:
+    """The members of a FastDivmod (kernels_cu/common/fast_divmod.cuh)."""
+    return divisor, (2**32 - 1) // divisor
+
+
 class _Type(NamedTuple):
     dtype: np.dtype
     alignment: int

@@ -15,10 +15,8 @@ KERNEL void gemm_flagged(const float* a, const float* b, void* out, const void* 
     for (int64_t i = lane_id(); i < params.num_lossy; i += kWarpSize) any |= lossy[i] != 0;
     if (!vote_any(any)) return;
     const GemmFmaParams& product = params.product;
-    for (int64_t index = blockIdx.x; index < params.num_tiles; index += gridDim.x) {
-        const GemmWorkTile work = GemmWorkTile::of_block(
-            uint32_t(index), uint32_t(product.tiles_m), uint32_t(product.tiles_n),
-            uint32_t(product.batch_size), kTileM, kTileN);
+    for (int64_t index = blockIdx.x; index < product.order.num_tiles(); index += gridDim.x) {
+        const GemmWorkTile work = GemmWorkTile::of_tile(int(index), product.order, kTileM, kTileN);
         const int64_t row =
             product.batch.offset(kScaleA, work.batch) + work.row / kTileM * params.scales_row;
         const int64_t col =

@@ -12,8 +12,6 @@ KERNEL void gemm_fma(const float* a, const float* b, void* out, const void* bias
                      const void* residual, const GemmFmaParams params) {
     wait_for_previous_grid();
     SHARED_STORAGE(GemmFmaStorage, storage);
-    const GemmWorkTile work =
-        GemmWorkTile::of_block(blockIdx.x, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                               uint32_t(params.batch_size), kTileM, kTileN);
+    const GemmWorkTile work = GemmWorkTile::of_block(blockIdx.x, params.order, kTileM, kTileN);
     compute_tile(storage, params, {a, b, out, bias, residual}, work);
 }

@@ -17,7 +17,7 @@ from ..arguments import config_class
 from ..arrays import maker
 from ..expression.code import FormulaCode
 from ..kernels import Variant
-from ..param_structs import zeros
+from ..param_structs import fast_divmod, zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
@@ -437,8 +437,7 @@ def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:
     assert pages is not None
     params = zeros("attention/pages.cuh", "PageParams")
     params["table_stride"], params["last"] = pages.table_stride, max(pages.number - 1, 0)
-    size = max(pages.size, 1)
-    params["size"]["divisor"], params["size"]["reciprocal"] = size, (2**32 - 1) // size
+    params["size"] = fast_divmod(max(pages.size, 1))
     if isinstance(config, AttentionHopperConfig):
         params["box_rows"] = attention_hopper.key_rows(task, config)
         params["k_rows"], params["v_rows"] = attention_hopper.page_rows(task) or (0, 0)

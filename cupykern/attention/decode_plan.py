@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import in_elements, packed, steps_of
-from ..param_structs import zeros
+from ..param_structs import fast_divmod, zeros
 from ..rows.row_layout import Operand, operand
 from ..runtime import plans, workspace
 from ..runtime.jit import get_kernel
@@ -157,7 +157,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     values = {
         "table_stride": call.table_stride or 0,
         "num_partials": row_tiles * partials,
-        **{name: (divisor, (2**32 - 1) // divisor) for name, divisor in divisors.items()},
+        **{name: fast_divmod(divisor) for name, divisor in divisors.items()},
         "num_pages": call.k_shape[0],
         "heads_per_kv_head": num_heads // num_kv_heads,
         "num_rows": rows,

@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..arguments import config_class
 from ..kernels import Variant
-from ..param_structs import zeros
+from ..param_structs import fast_divmod, zeros
 from ..rows.row_layout import VECTOR_BYTES, Operand
 from ..runtime import plans
 from ..runtime.choice import Family
@@ -161,7 +161,7 @@ def plan(target: Target, task: MergeTask, config: MergeConfig | None) -> Repeate
     params["lse_strides"] = first * second, *((1, first) if t.swaps else (second, 1))
     params["steps"] = [x.strides[3] // x.itemsize for x in outs]
     for name, size in (("second", t.shape[1]), ("third", t.shape[2])):
-        params[name]["divisor"], params[name]["reciprocal"] = size, (2**32 - 1) // size
+        params[name] = fast_divmod(size)
     params["num_rows"] = t.num_rows
     params["num_vectors"] = t.shape[3] // t.width
     params["lanes_log2"] = t.lanes.bit_length() - 1

@@ -30,6 +30,7 @@ from .product import (
 )
 from .sm90_config import shared_memory_refusal
 from .split_plan import SplitPlan, partials_pitch, reduced_plan
+from .tile_order import fill_order
 
 _VECTORS, _ALONG_MN, _ALONG_K = range(3)  # mainloop_fma.cuh: Copy
 _VECTOR = 4  # elements
@@ -206,7 +207,7 @@ def fill_fma_params(
     if count >= 2**31:
         raise ValueError(f"the product has {count} tiles, more than 2^31 - 1")
     fill_batch(params["batch"], product_dims(p))
-    params["batch_size"], params["k"], params["k_per_split"] = task.batch, p.k, c.k_per_split(p.k)
-    params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
+    fill_order(params["order"], tiles_m, tiles_n, task.batch)
+    params["k"], params["k_per_split"] = p.k, c.k_per_split(p.k)
     params["a"], params["b"] = (p.a.row, p.a.col), (p.b.row, p.b.col)
     return count

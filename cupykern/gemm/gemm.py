@@ -55,6 +55,7 @@ from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import Sm90Plan, sm90_plan
 from .split_float32 import PartsPlan, SplitFloat32, parts_plan
 from .split_plan import SplitKWorkspace, SplitPlan, formula_plan, split_plan
+from .tile_order import fill_order
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm/tile.cuh: Pass
 
@@ -273,10 +274,11 @@ def _portable_plan(
     params = zeros(*of_kernel, kProducts=task.products)
     tile = params["tile"]
     fill_batch(tile["batch"], product_dims(p))
-    tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
+    fill_order(tile["order"], tiles_m, tiles_n, task.batch)
+    tile["m"], tile["n"], tile["k"] = p.m, p.n, p.k
     per_split = -(-p.k // c.splits)
     tile["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
-    tile["tiles_m"], tile["tiles_n"], tile["splits"] = tiles_m, tiles_n, c.splits
+    tile["splits"] = c.splits
     tile["has_block_scales"] = p.block_scales
     fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)

@@ -38,6 +38,7 @@ from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
+from .tile_order import fill_order
 
 _C = tuned.constants("sm_90a", "gemm")
 _A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm/work_tile.cuh: Operand
@@ -120,7 +121,6 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     kernel = get_kernel(target, c.variant(task))
     whole = c.in_halves(task) and p.m <= _C["fp8_group_rows"]
     group_rows = _C["fp8_group_rows" if whole else "group_rows"]
-    swizzle = max(1, group_rows // c.cluster_tile[0])
     operands = _operand_maps(p, task, c)
     if p.kernel == "dequant_softmax":
         params = zeros("gemm/epilogue/partial_softmax.cuh", "PartialSoftmaxParams")
@@ -140,8 +140,9 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     for operand, of_operand in operands.items():
         maps += of_operand, edge_map(of_operand, layouts[operand])
     maps += results.values()
-    params["num_k_tiles"], params["swizzle"] = math.ceil(p.k / c.tile_k), swizzle
-    params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
+    group = max(1, group_rows // c.cluster_tile[0])
+    fill_order(params["order"], *c.cluster_tiles(p.m, p.n), task.batch, group)
+    params["num_k_tiles"] = math.ceil(p.k / c.tile_k)
     places = PLACES[p.kernel]
     if p.formula is not None:
         plain, file, struct = params, *_FORMULA_PARAMS[p.kernel]
@@ -217,7 +218,7 @@ def _fill_common(
     for operand, plan in maps.items():  # strides of mapped operands in units of the map's batch
         if plan is not None:
             params["batch"]["strides"][operand] //= plan.strides[0] // plan.dtype.itemsize
-    params["batch_size"], params["tma_stores"] = task.batch, maps[_OUT] is not None
+    params["tma_stores"] = maps[_OUT] is not None
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:

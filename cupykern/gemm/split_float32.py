@@ -253,7 +253,7 @@ def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -
         zeros("gemm_flagged.cu", "FlaggedParams"),
         flagged_config(target.arch),
     )
-    params["num_tiles"] = tiles = fill_fma_params(params["product"], p, task, config)
+    tiles = fill_fma_params(params["product"], p, task, config)
     fill_epilogue(params["product"]["epilogue"], p._replace(scale_a=None, scale_b=None))
     if p.scale_a is not None and p.scale_b is not None:
         params["scales_row"], params["scales_col"] = p.scale_a.row, p.scale_b.col

@@ -5,8 +5,8 @@
 
 struct FlaggedParams {
     GemmFmaParams product;
-    int64_t scales_row, scales_col;            // strides of a's block rows and b's block columns
-    int64_t num_tiles, num_scales, num_lossy;  // num_scales: along k; num_lossy: of `lossy`
+    int64_t scales_row, scales_col;  // strides of a's block rows and b's block columns
+    int64_t num_scales, num_lossy;   // num_scales: along k; num_lossy: of `lossy`
 };
 static_assert(kTileM == 128 && kTileN == 128, "a tile has one row and column of blocks");
 

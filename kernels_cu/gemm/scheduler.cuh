@@ -7,9 +7,8 @@
 
 namespace gemm {
 
-// Persistent: as many clusters as fit the GPU iterate over the tiles, which are rasterised in
-// groups of params.swizzle rows of tiles (GemmWorkTile::of_block).  With cluster split-K a cluster
-// computes one tile.
+// Persistent: as many clusters as fit the GPU iterate over the tiles, in the order params.order.
+// With cluster split-K a cluster computes one tile.
 template <class Mainloop> struct PersistentScheduler {
     static constexpr int kClusterSize = Mainloop::kClusterSize;
     static constexpr bool kSplitK = Mainloop::kSplitK, kSwapAB = Mainloop::kSwapAB;
@@ -25,18 +24,14 @@ template <class Mainloop> struct PersistentScheduler {
 
     template <class Params>
     DEVICE PersistentScheduler(const Params& params)
-        : end(int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize),
-          first(blockIdx.x),
-          step(gridDim.x) {
+        : end(params.order.num_tiles() * kClusterSize), first(blockIdx.x), step(gridDim.x) {
         const int rank = kSplitK ? cluster_rank() : 0;
         const int all = int(params.num_k_tiles);
         first_k_tile = kSplitK ? rank * all / kClusterSize : 0;
         num_k_tiles = (kSplitK ? (rank + 1) * all / kClusterSize : all) - first_k_tile;
     }
     template <class Params> DEVICE static Tile tile(const Params& params, int index) {
-        Tile tile = GemmWorkTile::of_block(index / kClusterSize, uint32_t(params.tiles_m),
-                                           uint32_t(params.tiles_n), uint32_t(params.batch_size),
-                                           kTileM, kTileN, uint32_t(params.swizzle));
+        Tile tile = GemmWorkTile::of_tile(index / kClusterSize, params.order, kTileM, kTileN);
         if constexpr (Mainloop::kMulticast)
             (kSwapAB ? tile.col : tile.row) += cluster_rank() * Mainloop::kRows;
         return tile;

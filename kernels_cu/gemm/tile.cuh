@@ -17,7 +17,8 @@ struct OperandParams {
 };
 struct TileParams {
     BatchLayout batch;
-    int64_t batch_size, m, n, k, k_per_split, tiles_m, tiles_n, splits;
+    TileOrder order;
+    int64_t m, n, k, k_per_split, splits;
     OperandParams a, b[kProducts];  // a: (m, k), b: (k, n)
     int64_t has_block_scales;       // whether the scales are block scales, applied by the mainloop
 };
@@ -97,9 +98,8 @@ DEVICE void for_each_accumulator(const WarpCoord& warp, AccumulatorTile& acc, F 
     }
 }
 
-DEVICE GemmWorkTile work_tile_of(const TileParams& params, uint32_t index = blockIdx.x) {
-    return GemmWorkTile::of_block(index, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                  uint32_t(params.batch_size), kTileM, kTileN);
+DEVICE GemmWorkTile work_tile_of(const TileParams& params, int index = blockIdx.x) {
+    return GemmWorkTile::of_block(index, params.order, kTileM, kTileN);
 }
 
 // Split-K: stores this block's partial accumulators, or adds those of all splits.
@@ -107,7 +107,7 @@ DEVICE void exchange_partials(const TileParams& params, const GemmWorkTile& work
                               const WarpCoord& warp, ElementAccumulator* partials, int64_t pass,
                               AccumulatorTile& acc) {
     constexpr int64_t kTileSize = kProducts * kTileM * kTileN;
-    const int64_t split_size = params.tiles_m * params.tiles_n * params.batch_size * kTileSize;
+    const int64_t split_size = params.order.num_tiles() * kTileSize;
     ElementAccumulator* mine = partials + work.split * split_size + work.tile * kTileSize;
     if (pass == kStorePartials) {
         for_each_accumulator(warp, acc,

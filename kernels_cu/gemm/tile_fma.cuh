@@ -5,7 +5,8 @@
 
 struct GemmFmaParams {
     BatchLayout batch;
-    int64_t batch_size, k, k_per_split, tiles_m, tiles_n;
+    TileOrder order;
+    int64_t k, k_per_split;
     int64_t split_stride;  // of the result, in elements
     MatrixStrides a, b;
     EpilogueParams epilogue;

@@ -1,5 +1,6 @@
 // Work tiles of a batched GEMM, and the offsets of its matrices.
 #pragma once
+#include "common/fast_divmod.cuh"
 
 constexpr int kMaxBatchDims = 4;
 // Block of a block scale: along k of A and B, and along the columns of B.
@@ -44,34 +45,45 @@ struct BatchLayout {
     }
 };
 
+// Rasterisation of a batch's output tiles: matrix by matrix, down a group of rows of tiles, then
+// right, so that concurrent blocks share rows of A and columns of B in L2.  The host computes the
+// divisors (gemm/tile_order.py): a block must know its tile before it can load.
+struct TileOrder {
+    FastDivmod split;            // tiles of the batch; the tiles of one split of k are consecutive
+    FastDivmod matrix;           // tiles of a matrix
+    FastDivmod group;            // tiles of a group
+    FastDivmod rows, last_rows;  // rows of tiles of a group, and of a shorter group at the end
+    int64_t whole_groups;        // groups of a matrix without the shorter one
+
+    DEVICE int num_tiles() const { return split.divisor; }
+};
+
 // A tile of one matrix of the batch, and a split of its k.
 struct GemmWorkTile {
     int64_t batch, row, col;  // the tile's first element
     int64_t tile, split;      // tile: index in the batch's order
 
-    // Rasterisation: down `height` tiles, then right, so that concurrent blocks share rows of A and
-    // columns of B in L2.  The tiles of one split are consecutive; fewer than 2^31 in all.
-    DEVICE static GemmWorkTile of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
-                                        uint32_t batch, int tile_m, int tile_n,
-                                        uint32_t height = 8) {
-        if (height > tiles_m) height = tiles_m;
-        // Avoids divisions by 1: the tensor cores are idle until a block has computed its tile.
-        const auto divide = [](uint32_t x, uint32_t by) {
-            return x < by ? 0 : by == 1 ? x : x / by;
-        };
+    // The tile of block `index`; fewer than 2^31 blocks in all.
+    DEVICE static GemmWorkTile of_block(int index, const TileOrder& order, int tile_m, int tile_n) {
+        int split = index;
+        const int tile = order.split.divide(split);
+        GemmWorkTile work = of_tile(tile, order, tile_m, tile_n);
+        work.split = split;
+        return work;
+    }
+    // The tile at `index` in the batch's order, of all k.
+    DEVICE static GemmWorkTile of_tile(int index, const TileOrder& order, int tile_m, int tile_n) {
+        int matrix = index;
+        int group = order.matrix.divide(matrix);
+        int col = order.group.divide(group);
+        const bool whole = group < int(order.whole_groups);
+        const int row = (whole ? order.rows : order.last_rows).divide(col);
         GemmWorkTile work;
-        const uint32_t tiles = tiles_m * tiles_n;
-        const uint32_t split = divide(index, tiles * batch), tile = index - split * tiles * batch;
-        const uint32_t matrix = divide(tile, tiles), in_matrix = tile - matrix * tiles;
-        const uint32_t group = divide(in_matrix, height * tiles_n);
-        const uint32_t in_group = in_matrix - group * height * tiles_n;
-        const uint32_t top = group * height, rest = tiles_m - top;
-        const uint32_t rows = rest < height ? rest : height, col = divide(in_group, rows);
-        work.row = int64_t(top + in_group - col * rows) * tile_m;
+        work.row = int64_t(group * order.rows.divisor + row) * tile_m;
         work.col = int64_t(col) * tile_n;
         work.batch = matrix;
-        work.tile = tile;
-        work.split = split;
+        work.tile = index;
+        work.split = 0;
         return work;
     }
 };

@@ -113,8 +113,8 @@ FAULTS = {
     ),
     "the last group of tiles too high": Fault(
         "gemm/work_tile.cuh",
-        "rows = rest < height ? rest : height,",
-        "rows = height,",
+        "(whole ? order.rows : order.last_rows)",
+        "order.rows",
         "many tiles",
     ),
     "the last split is lost": Fault(

@@ -10,11 +10,11 @@ namespace gemm {
 
 struct GatedParams {
     BatchLayout batch;
-    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    TileOrder order;
+    int64_t num_k_tiles;
     MatrixStrides block_scales_a, block_scales_b[2];  // of scale_a, scale_b1 and scale_b2, by block
     EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
-    int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
-    int64_t policy;
+    int64_t tma_stores, policy;
     int64_t num_groups;                                       // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups[2];  // strides of GroupScales
 

@@ -24,11 +24,11 @@ enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
 
 struct MatmulParams {
     BatchLayout batch;
-    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    TileOrder order;
+    int64_t num_k_tiles;
     MatrixStrides block_scales_a, block_scales_b;  // strides of scale_a and scale_b, if kByBlock
     EpilogueParams epilogue;
-    int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
-    int64_t epilogue_kind;
+    int64_t tma_stores, epilogue_kind;
     int64_t num_groups;                                    // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups;  // strides of GroupScales
 };

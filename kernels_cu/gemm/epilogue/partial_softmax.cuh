@@ -15,9 +15,9 @@
 namespace gemm {
 
 struct PartialSoftmaxParams {
-    static constexpr int64_t batch_size = 1;
-    int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
-    EpilogueParams epilogue;                         // out: logits, or y
+    TileOrder order;
+    int64_t num_k_tiles;
+    EpilogueParams epilogue;  // out: logits, or y
 };
 
 // Tensor maps: A and B as in MatmulArguments, without batch; 16-bit y in boxes of 64 x 64.  logits:
