@@ -26,11 +26,11 @@ from .product import (
     Product,
     fill_batch,
     fill_epilogue,
+    fill_order,
     product_dims,
 )
 from .sm90_config import shared_memory_refusal
 from .split_plan import SplitPlan, partials_pitch, reduced_plan
-from .tile_order import fill_order
 
 _VECTORS, _ALONG_MN, _ALONG_K = range(3)  # mainloop_fma.cuh: Copy
 _VECTOR = 4  # elements

@@ -44,6 +44,7 @@ from .product import (
     fill_epilogues,
     fill_formula,
     fill_operand,
+    fill_order,
     product_dims,
 )
 from .row_reductions import MergedRowsPlan, merged_rows_plan
@@ -55,7 +56,6 @@ from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import Sm90Plan, sm90_plan
 from .split_float32 import PartsPlan, SplitFloat32, parts_plan
 from .split_plan import SplitKWorkspace, SplitPlan, formula_plan, split_plan
-from .tile_order import fill_order
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm/tile.cuh: Pass
 

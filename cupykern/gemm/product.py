@@ -16,6 +16,7 @@ from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OF_INTEGER_ARRAYS, OperandCode, source
 from ..expression.expression import reductions
 from ..expression.tree import Node
+from ..param_structs import fast_divmod
 from ..targets import address_of
 from ..typing import Array
 
@@ -410,6 +411,17 @@ def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
     for d, (size, strides) in enumerate(dims):
         batch["sizes"][d] = size
         batch["strides"][:, d] = strides
+
+
+def fill_order(order: np.ndarray, tiles_m: int, tiles_n: int, batch: int, group: int = 8) -> None:
+    """order: a zeroed TileOrder.  group: rows of tiles that run down before the next column."""
+    group = min(group, tiles_m)
+    whole, rest = divmod(tiles_m, group)
+    order["split"] = fast_divmod(batch * tiles_m * tiles_n)
+    order["matrix"] = fast_divmod(tiles_m * tiles_n)
+    order["group"] = fast_divmod(group * tiles_n)
+    order["rows"], order["last_rows"] = fast_divmod(group), fast_divmod(max(1, rest))
+    order["whole_groups"] = whole
 
 
 def fill_operand(

@@ -32,13 +32,13 @@ from .product import (
     fill_epilogue,
     fill_epilogues,
     fill_formula,
+    fill_order,
     product_dims,
 )
 from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
-from .tile_order import fill_order
 
 _C = tuned.constants("sm_90a", "gemm")
 _A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm/work_tile.cuh: Operand

@@ -47,7 +47,7 @@ struct BatchLayout {
 
 // Rasterisation of a batch's output tiles: matrix by matrix, down a group of rows of tiles, then
 // right, so that concurrent blocks share rows of A and columns of B in L2.  The host computes the
-// divisors (gemm/tile_order.py): a block must know its tile before it can load.
+// divisors (gemm/product.py: fill_order): a block must know its tile before it can load.
 struct TileOrder {
     FastDivmod split;            // tiles of the batch; the tiles of one split of k are consecutive
     FastDivmod matrix;           // tiles of a matrix
