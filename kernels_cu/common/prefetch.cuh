@@ -8,11 +8,18 @@ DEVICE bool prefetch_params(const Params& params, int warp) {
     return reinterpret_cast<const int*>(&params)[warp % kLines * kLine] == 0x5ca1ab1e;
 }
 
-// Prefetches the parameters; warp `first` prefetches the tensor maps, too.
+// Whether this thread prefetches tensor maps: one of warp `first`.  The other warps prefetch
+// parameters, which this warp must not wait for.
+template <class Params>
+DEVICE bool prefetches_maps(const Params& params, int warp, int first) {
+    return warp == first ? elect_one() : prefetch_params(params, warp);
+}
+
+// Prefetches the parameters and two tensor maps.
 template <class Params>
 DEVICE void prefetch_maps(const Params& params, int warp, int first, const TensorMap& a_map,
                           const TensorMap& b_map) {
-    if ((warp == first && elect_one()) || prefetch_params(params, warp)) {
+    if (prefetches_maps(params, warp, first)) {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }

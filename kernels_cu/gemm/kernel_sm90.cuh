@@ -66,8 +66,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         const OutputTile first_tile =
             scheduler.tile(params, scheduler.first + tile_offset * scheduler.step);
         const Loader loader{arguments};
-        if ((warp == 4 * kConsumers && elect_one()) || prefetch_params(params, warp))
-            loader.prefetch_maps(first_tile);
+        if (prefetches_maps(params, warp, 4 * kConsumers)) loader.prefetch_maps(first_tile);
         if constexpr (Mainloop::kMulticast) {
             if constexpr (Loader::kPrefetches) {
                 if (warp == 4 * kConsumers && elect_one()) loader.prefetch(first_tile);
