@@ -123,6 +123,7 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
 class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
     """16-bit a, 8-bit or NVFP4 b converted in registers (MainloopSm90RS)."""
 
+    consumers = (1, 2)
     tile_m: int
     tile_n: int
     tile_k: int

@@ -212,7 +212,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     def other(tile: Tile) -> bool:
         """Whether `tile` does not suit the task; it is then sorted behind the others."""
         is_other = few is not None and _is_for_few_rows(tile.kernel) != few
-        return is_other or not _splits_few_tiles(tile, task)
+        return is_other or not (_splits_few_tiles(tile, task) and _has_few_rows(tile, task))
 
     fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
     if not fitting:
@@ -250,6 +250,14 @@ def _splits_few_tiles(tile: Tile, task: GemmTask) -> bool:
     the previous epilogue.  BF16 (128, 7168, 16384): two waves 78.8 us, without split-K 66.6."""
     c = tile.kernel
     return isinstance(c, SkinnyLogitsConfig) or c.split_k == 1 or _num_tiles(tile, task) <= _SMS
+
+
+def _has_few_rows(tile: Tile, task: GemmTask) -> bool:
+    """False for cooperative tiles of one warpgroup with many rows of a."""
+    c = tile.kernel
+    if isinstance(c, SkinnyLogitsConfig) or c.split_k > 1 or c.schedule != Cooperative(1):
+        return True
+    return task.m <= int(_C["one_warpgroup_rows"])
 
 
 def is_modelled(task: GemmTask) -> bool:

@@ -49,7 +49,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.float8_e4m3fn, "layout_b": MN_MAJOR, "m": 32, "n": 8192}, (32, 64), True),
         ({"b": dtypes.int8, "m": 17, "n": 28672}, (32, 64), True),
         ({"b": dtypes.int8, "m": 64, "n": 28672}, (64, 128), False),
-        ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), True),
+        ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), False),
         ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
         ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
         (OF_BLOCKS | {"m": 64}, (32, 64), True),
@@ -113,10 +113,10 @@ def order_of_k(config) -> tuple:
         (3072, 3072, 132, (128, 192)),
         (5120, 5120, 132, (160, 128)),
         (4096, 4096, 114, (200, 128)),
-        (320, 4096, 132, (80, 128)),  # one round of 128 tiles, no row that is not there
+        (320, 4096, 132, (160, 64)),  # one round of 128 tiles, no row that is not there
         (384, 4096, 132, (96, 128)),
         (512, 14336, 132, (128, 160)),
-        (256, 4096, 132, (64, 128)),
+        (256, 4096, 132, (128, 64)),
         (64, 8192, 132, (64, 64)),
     ],
 )
@@ -133,7 +133,7 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
         (8192, 8192, 8192, 192),
         (4096, 4096, 4096, 176),
         (512, 4096, 7168, 128),
-        (256, 4096, 7168, 128),  # swap-AB: 64 rows of a
+        (256, 4096, 7168, 64),  # swap-AB: 128 rows of a
     ],
 )
 def test_columns_of_fp8(m, n, k, cols):
@@ -144,6 +144,15 @@ def test_columns_of_fp8(m, n, k, cols):
     general = replace(sizes, tma_store_epilogue=False)
     for other in (general, replace(general, block_scales=True)):
         assert gemm.choose_config(other, "sm_90a", 132).tile_n == (64 if m == 256 else 128)
+
+
+@pytest.mark.parametrize(("m", "ones"), [(128, True), (640, True), (641, False)])
+def test_one_warpgroup_is_for_few_rows(m, ones):
+    """(1024, 1024, 16384) takes 77 us by one warpgroup's tiles instead of 66."""
+    n = 8192 if m == 128 else 1024
+    config, *others = sm90_heuristic.configs(task(m=m, n=n, k=16384), device("sm_90a", 132))
+    assert (config.schedule == Cooperative(1)) == ones
+    assert ones or any(other.schedule == Cooperative(1) for other in others)
 
 
 def test_clusters_for_rows_that_begin_anywhere():

@@ -158,6 +158,7 @@ WIDTHS = (
             Sm90GemmConfig(128, 192, 64, 4, PingPong()),
             Sm90GemmConfig(72, 64, 64, 4, PingPong(), swap_ab=True),
             Sm90GemmConfig(24, 64, 128, 4, SlicedK(), swap_ab=True),
+            Sm90GemmConfig(104, 64, 64, 4, Cooperative(1), swap_ab=True),
             Sm90GemmConfig(56, 128, 64, 3, swap_ab=True),
             Sm90GemmConfig(256, 104, 64, 2),
         ),
@@ -172,6 +173,7 @@ WIDTHS = (
         (
             Sm90Fp8GemmConfig(56, 128, 3, swap_ab=True),
             Sm90Fp8GemmConfig(104, 128, 3, swap_ab=True),
+            Sm90Fp8GemmConfig(72, 64, 4, Cooperative(1), swap_ab=True),
             Sm90Fp8GemmConfig(128, 80, 3),
             Sm90Fp8GemmConfig(16, 64, 4, SlicedK(), swap_ab=True),
         ),
@@ -190,6 +192,7 @@ WIDTHS = (
             Sm90MixedGemmConfig(152, 128, 64, 3),
             Sm90MixedGemmConfig(40, 128, 64, 4),
             Sm90MixedGemmConfig(248, 128, 64, 2),
+            Sm90MixedGemmConfig(88, 64, 128, 3, Cooperative(1)),
         ),
     ),
 )
@@ -235,6 +238,7 @@ MIXED = (
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK(), Multicast(2)),
         Sm90MixedGemmConfig(32, 64, 256, 4, SlicedK()),
         Sm90MixedGemmConfig(16, 64, 128, 4, SlicedK()),
+        Sm90MixedGemmConfig(64, 64, 128, 3, Cooperative(1), general=True),
     ),
 )
 
@@ -256,6 +260,7 @@ MIXED_BLOCKS = (
         Sm90MixedGemmConfig(64, 128, 128, 3, cluster=SplitK(2)),
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         Sm90MixedGemmConfig(128, 128, 128, 2, cluster=Multicast(2), general=True),
+        Sm90MixedGemmConfig(64, 64, 128, 3, Cooperative(1)),
     ),
 )
 
@@ -274,6 +279,7 @@ FP4 = (
         Sm90MixedGemmConfig(16, 64, 256, 4, SlicedK()),
         Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)),
         Sm90MixedGemmConfig(64, 128, 256, 2, cluster=SplitK(2)),
+        Sm90MixedGemmConfig(64, 64, 128, 3, Cooperative(1)),
     ),
 )
 
