@@ -51,8 +51,8 @@ def zeros(file: str, struct: str, **constants: int) -> np.ndarray:
 
 
 def fast_divmod(divisor: int) -> tuple[int, int]:
-    """The members of a FastDivmod (kernels_cu/common/fast_divmod.cuh)."""
-    return divisor, (2**32 - 1) // divisor
+    """The members of a FastDivmod (kernels_cu/common/fast_divmod.cuh).  By 0 nothing is divided."""
+    return divisor, (2**32 - 1) // max(divisor, 1)
 
 
 class _Type(NamedTuple):

@@ -8,7 +8,7 @@
 // alone is computed once for all of them.  A block computes each angle of its tokens once.
 // Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kTokens (per block),
 // kTableFloats (at least the floats of Tables).
-// Launch: grid (p.blocks_per_token * ceil(p.num_tokens / kTokens)), block (kNumThreads).
+// Launch: grid (blocks_per_token * ceil(p.num_tokens / kTokens)), block (kNumThreads).
 #include "rope/block.cuh"
 
 using namespace rope;
@@ -21,7 +21,8 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
     SHARED(float, floats, [kTableFloats]);
     SHARED(Slot, slots, [kTokens]);
     const int lane = threadIdx.x & ((1 << p.lanes_log2) - 1);
-    const int run = blockIdx.x / p.blocks_per_token, part = blockIdx.x - run * p.blocks_per_token;
+    int run = blockIdx.x;
+    const int part = p.blocks_per_token.divide(run);
     const int first_token = run * kTokens, num_tokens = tokens_from(p, first_token);
     Token tokens[kTokens];
     find_tokens(p, first_token, tokens);
@@ -40,7 +41,7 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
     while (true) {
         store_heads(p, head, outputs, tokens, num_tokens, slots, tables, q_weight, k_weight, lane,
                     vectors);
-        head = Head(p, head.number + groups * p.blocks_per_token);
+        head = Head(p, head.number + groups * p.blocks_per_token.divisor);
         if (!vote_any(head.number < p.num_heads)) break;
         load_heads(p, head, inputs, tokens, num_tokens, lane, vectors);
     }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..param_structs import zeros
+from ..param_structs import fast_divmod, zeros
 from ..rows.row_layout import Operand
 from ..runtime import plans
 from ..runtime.jit import get_kernel
@@ -97,18 +97,18 @@ def plan(target: Target, call: RopeCall, config: RopeConfig | None) -> Repeated:
     values = {
         "rotation_strides": [step // 4 for step in (0, *c.rotation.strides)[-2:]],
         "num_rows": c.num_rows,
-        "seq_len": c.q_shape[1],
+        "seq_len": fast_divmod(c.q_shape[1]),
         "num_tokens": task.num_tokens,
         "num_q_heads": c.q_shape[2],
         "num_kv_heads": c.kv_heads,
         "num_heads": task.num_heads,
         "dim": task.dim,
-        "half": c.half,
+        "half": fast_divmod(c.half),
         "lanes_log2": task.lanes.bit_length() - 1,
-        "blocks_per_token": task.blocks_per_token(chosen),
+        "blocks_per_token": fast_divmod(task.blocks_per_token(chosen)),
         "interleaved": c.interleaved,
         "has_cache": c.v_out is not None,
-        "page_size": c.page_size,
+        "page_size": fast_divmod(c.page_size),
         "num_pages": c.num_pages,
         "num_slots": c.num_slots,
         "cache_dtype": dtypes.CODES[c.cache_dtype],

@@ -25,7 +25,7 @@ struct Tables {
         return weights + (2 * of_k + number) * p.num_pairs();
     }
     DEVICE float* cosines(const RopeParams& p, int token) const {
-        return angles + 2 * token * p.half;
+        return angles + 2 * token * p.half.divisor;
     }
 
     // Called by all threads.  A null weight is left out.
@@ -52,12 +52,12 @@ struct Tables {
             const int last = p.num_rows - 1;
             const int row = position < 0 ? 0 : position < last ? position : last;
             const float* const cosine = from + row * p.rotation_strides[0];
-            found = {cosine[p.half * p.rotation_strides[1]], cosine[0]};
+            found = {cosine[p.half.divisor * p.rotation_strides[1]], cosine[0]};
         } else {
             found = sine_cosine(double(position) * double(*from));
         }
         cosines(p, token)[pair] = found.cosine * p.attention_factor;
-        cosines(p, token)[p.half + pair] = found.sine * p.attention_factor;
+        cosines(p, token)[p.half.divisor + pair] = found.sine * p.attention_factor;
     }
 };
 
@@ -129,11 +129,11 @@ class HeadVector {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
             const int at = first_pair(p, lane, i);
-            if (at >= p.half) break;
+            if (at >= p.half.divisor) break;
             const float* const cosines = tables.cosines(p, token) + at;
             Vector<float, kVectorWidth> cosine, sine;
             cosine.load(cosines);
-            sine.load(cosines + p.half);
+            sine.load(cosines + p.half.divisor);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
                 float &x = a[i * kVectorWidth + j], &y = b[i * kVectorWidth + j];

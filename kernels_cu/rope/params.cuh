@@ -4,6 +4,7 @@
 // (interleaved).  Pair i >= half is elements 2 i and 2 i + 1, which are not rotated.
 #pragma once
 #include "common/dtype.cuh"
+#include "common/fast_divmod.cuh"
 
 namespace rope {
 
@@ -17,22 +18,22 @@ struct RopeParams {
     int64_t position_strides[2], table_strides[2];
     int64_t rotation_strides[2];  // of a table's rows; of a row's elements, or frequencies
     int64_t q_weight_stride, k_weight_stride;
-    int32_t seq_len;                    // tokens per sequence
-    int32_t num_tokens;                 // of all sequences
-    int32_t num_q_heads, num_kv_heads;  // num_heads: of q, k and, with a cache, v
-    int32_t num_heads, dim, half;       // half: rotated pairs
-    int32_t lanes_log2;                 // threads per head vector
-    int32_t blocks_per_token;           // blocks that share the heads of their tokens
+    FastDivmod seq_len;                  // tokens per sequence
+    FastDivmod blocks_per_token;         // blocks that share the heads of their tokens
+    FastDivmod half;                     // rotated pairs
+    FastDivmod page_size;                // 0 for a contiguous cache
+    int32_t num_tokens;                  // of all sequences
+    int32_t num_q_heads, num_kv_heads;   // num_heads: of q, k and, with a cache, v
+    int32_t num_heads, dim, lanes_log2;  // threads per head vector: 2^lanes_log2
     int32_t interleaved, has_cache;
     int32_t num_rows;                       // of the table of cosines and sines; 0: frequencies
-    int32_t page_size, num_pages;           // page_size: 0 for a contiguous cache
-    int32_t num_slots;                      // per sequence
+    int32_t num_pages, num_slots;           // num_slots: per sequence
     int32_t cache_dtype, scales_per_token;  // cache_dtype: of k_out and v_out
     int32_t q_weight_dtype, k_weight_dtype;
     float eps, inv_dim, attention_factor;
     float k_scale, v_scale;  // used if there are no arrays of scales
 
-    DEVICE bool has_halves(int pair) const { return !interleaved && pair < half; }
+    DEVICE bool has_halves(int pair) const { return !interleaved && pair < half.divisor; }
     DEVICE int num_pairs() const { return (dim + 1) / 2; }
 };
 
@@ -45,7 +46,7 @@ struct Columns {
     DEVICE Columns(const RopeParams& p, int pair, int width) {
         const bool splits = p.has_halves(pair);
         first = splits ? pair : 2 * pair;
-        second = splits ? p.half + pair : 2 * pair + width;
+        second = splits ? p.half.divisor + pair : 2 * pair + width;
         has_first = pair < p.num_pairs();
         has_second = has_first && second < p.dim;
     }

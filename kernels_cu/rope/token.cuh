@@ -12,10 +12,11 @@ struct Token {
 
     Token() = default;
     DEVICE Token(const RopeParams& p, int token) {
-        sequence = token / p.seq_len, number = token - sequence * p.seq_len;
+        sequence = token;
+        number = p.seq_len.divide(sequence);
     }
     DEVICE Token next(const RopeParams& p) const {
-        const bool is_last = number + 1 == p.seq_len;
+        const bool is_last = number + 1 == p.seq_len.divisor;
         Token found;
         found.sequence = is_last ? sequence + 1 : sequence;
         found.number = is_last ? 0 : number + 1;
@@ -47,10 +48,10 @@ struct Slot {
     DEVICE Slot(const RopeParams& p, const Token& token, const int* block_table, int position) {
         page = token.sequence, number = p.has_cache ? position : token.number;
         exists = !p.has_cache || (position >= 0 && position < p.num_slots);
-        if (p.page_size == 0 || !exists) return;
-        const int index = position / p.page_size;
+        if (p.page_size.divisor == 0 || !exists) return;
+        int index = position;
+        number = p.page_size.divide(index);
         page = block_table[token.sequence * p.table_strides[0] + index * p.table_strides[1]];
-        number = position - index * p.page_size;
         exists = page >= 0 && page < p.num_pages;
     }
 };
@@ -64,8 +65,10 @@ DEVICE void fill_tokens(const RopeParams& p, Slot (&slots)[kTokens], const Table
         slots[threadIdx.x] = Slot(p, own, block_table, own.position(p, positions));
     }
     // From the last thread on: the first threads are busy with slots.
-    for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_tokens * p.half; i += kNumThreads) {
-        const int number = i / p.half, pair = i - number * p.half;
+    const int num_angles = num_tokens * p.half.divisor;
+    for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_angles; i += kNumThreads) {
+        int number = i;
+        const int pair = p.half.divide(number);
         const int turns = Token(p, first_token + number).position(p, positions);
         tables.fill_angle(p, rotation, number, pair, turns);
     }

@@ -38,8 +38,12 @@ FAULTS = {
     "no attention factor for sines": Fault(
         HEAD, "found.sine * p.attention_factor", "found.sine", "interleaved"
     ),
-    "halves of the whole head": Fault(PARAMS, "p.half + pair", "p.dim / 2 + pair", "part of heads"),
-    "rotations beyond their end": Fault(HEAD, "if (at >= p.half) break;", "", "part of heads"),
+    "halves of the whole head": Fault(
+        PARAMS, "p.half.divisor + pair", "p.dim / 2 + pair", "part of heads"
+    ),
+    "rotations beyond their end": Fault(
+        HEAD, "if (at >= p.half.divisor) break;", "", "part of heads"
+    ),
     "the next token's angles": Fault(
         HEAD, "tables.cosines(p, token) + at", "tables.cosines(p, token ^ 1) + at", "two tokens"
     ),
@@ -47,7 +51,7 @@ FAULTS = {
         HEAD, "rotation + pair * p.rotation_strides[1]", "rotation + pair", "strided arguments"
     ),
     "cosines for sines": Fault(
-        HEAD, "{cosine[p.half * p.rotation_strides[1]], cosine[0]}",
+        HEAD, "{cosine[p.half.divisor * p.rotation_strides[1]], cosine[0]}",
         "{cosine[0], cosine[0]}", "a table",
     ),
     "rows of the first token": Fault(
