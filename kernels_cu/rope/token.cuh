@@ -67,8 +67,8 @@ DEVICE void fill_tokens(const RopeParams& p, Slot (&slots)[kTokens], const Table
     // From the last thread on: the first threads are busy with slots.
     const int num_angles = num_tokens * p.half.divisor;
     for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_angles; i += kNumThreads) {
-        int number = i;
-        const int pair = p.half.divide(number);
+        int number = kTokens > 1 ? i : 0;
+        const int pair = kTokens > 1 ? p.half.divide(number) : i;
         const int turns = Token(p, first_token + number).position(p, positions);
         tables.fill_angle(p, rotation, number, pair, turns);
     }
