@@ -361,10 +361,11 @@ def attention_plan(
     params["stats"] = (0, t.totals[0], 1) if t.totals else (t.heads * t.sq, t.sq, 1)
     if t.lengths and isinstance(config, AttentionHopperConfig):  # its rows include the batch's
         params["stats"]["batch"] -= (attention_hopper.rows_of_elements(t) or (0, 0))[0]
-    for name in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v"):
+    for name in ("batch", "sq", "sk", "head_dim", "head_dim_v"):
         params[name] = getattr(t, name)
-    params["tiles"] = tiles
-    params["heads_per_section"] = per_section = heads_per_section(t)
+    params["heads"], params["group"] = fast_divmod(t.heads), fast_divmod(t.heads // t.kv_heads)
+    per_section = heads_per_section(t)
+    _fill_order(params["order"], t.batch * t.heads, tiles, per_section)
     if t.totals:
         params["total_q"], params["total_k"] = t.totals
     m = t.mask
@@ -454,6 +455,14 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
         params["softcap_exponent"] = 2 * _LOG2_E * task.scale / options.softcap
     if task.lengths and isinstance(config, AttentionHopperConfig):
         params["q_rows"], params["k_rows"] = attention_hopper.rows_of_elements(task) or (0, 0)
+
+
+def _fill_order(order: np.ndarray, heads: int, tiles: int, heads_per_section: int) -> None:
+    """order: a zeroed QueryTileOrder.  heads: of all batches."""
+    whole, rest = divmod(heads, heads_per_section)
+    order["tiles"], order["whole_sections"] = tiles, whole
+    order["section"] = fast_divmod(heads_per_section * tiles)
+    order["heads"], order["last_heads"] = fast_divmod(heads_per_section), fast_divmod(rest)
 
 
 def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:

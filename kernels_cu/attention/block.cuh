@@ -371,7 +371,7 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     copy_async_wait<0>();
     if (end <= 0 || kMasked) sync_block();  // without a tile, nothing has waited for the queries
     // Recomputed, so that it is not live across the loop.
-    const AttentionWorkTile here = AttentionWorkTile::of(params, uint32_t(opaque(int(blockIdx.x))));
+    const AttentionWorkTile here = AttentionWorkTile::of(params, opaque(int(blockIdx.x)));
     const AttentionHead same = kv.head(params, here.head);
     const int warp_row = first_row_of_warp();
     finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, copier.factor(),

@@ -94,7 +94,7 @@ DEVICE void softmax_row(const Params& params, float* scores, float* total,
 DEVICE void naive_step(const Params& params, const Element* q, const Element* k, const Element* v,
                        Element* out, const Statistics& statistics, const Score::Arrays& arrays,
                        const int32_t* lengths, float* scores, int64_t step) {
-    const int64_t rows = params.batch * params.heads * params.sq;
+    const int64_t rows = params.batch * params.heads.divisor * params.sq;
     const int64_t thread = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     float* totals = scores + rows * params.sk;
     if (step == 0) {

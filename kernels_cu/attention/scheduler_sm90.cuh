@@ -26,7 +26,7 @@ template <bool kVarlen> struct SequenceOrder {
                      Length* scratch) {
         constexpr int kTileM = Traits::kTileM, kThreads = Traits::kThreads;
         static_assert(!kVarlen || kMaxSequences <= kThreads, "a thread has one sequence");
-        const int batch = int(params.batch), heads = int(params.heads);
+        const int batch = int(params.batch), heads = params.heads.divisor;
         for (int i = threadIdx.x; i < batch; i += kThreads) {
             const AttentionHead head =
                 Traits::Sequences::head(params, cu_seqlens_q, cu_seqlens_k, i * heads);
@@ -77,8 +77,9 @@ template <class Traits> struct TileScheduler {
     DEVICE static TileScheduler of(const Params& params, const Order& order,
                                    const int32_t* schedule, uint32_t* counter,
                                    const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k) {
-        const int count =
-            Traits::kVarlen ? order.count : int(params.tiles * params.heads * params.batch);
+        const int count = Traits::kVarlen
+                              ? order.count
+                              : int(params.order.tiles * params.heads.divisor * params.batch);
         return {schedule, counter, cu_seqlens_q, cu_seqlens_k, count, int(blockIdx.x), 0, true};
     }
     // Finds head and first query of the next tile.  Returns false if no tile is left.
@@ -101,10 +102,10 @@ template <class Traits> struct TileScheduler {
         }
         if constexpr (Traits::kVarlen) {
             const int rank = order.find(int(params.batch), tile);
-            const int heads = int(params.heads), first = order.first_tiles[rank];
+            const int heads = params.heads.divisor, first = order.first_tiles[rank];
             const int end = rank + 1 < int(params.batch) ? order.first_tiles[rank + 1] : count;
             const AttentionWorkTile at = AttentionWorkTile::of(tile - first, (end - first) / heads,
-                                                               heads, params.heads_per_section);
+                                                               heads, params.order.heads.divisor);
             head = Traits::Sequences::head(params, cu_seqlens_q, cu_seqlens_k,
                                            order.numbers[rank] * heads + at.head);
             row = at.tile * Traits::kTileM;

@@ -1,14 +1,26 @@
 // Which queries and keys a block of an attention kernel computes, and in which order.
 #pragma once
 #include "attention/mask.cuh"
+#include "common/fast_divmod.cuh"
 
 // Strides of batch, head and row, in elements.
 struct AttentionStrides { int64_t batch, head, row; };
 
+// Order of the query tiles of all heads.  Heads whose keys and values fit L2 together form a
+// section.  Within a section, tiles go from the last, which has the most keys if causal, to the
+// first.  The host computes the divisors: a block must know its tile before it can load.
+struct QueryTileOrder {
+    int64_t tiles;                 // of a head
+    FastDivmod section;            // tiles of a section
+    FastDivmod heads, last_heads;  // of a section, and of a shorter section at the end
+    int64_t whole_sections;        // sections without the shorter one
+};
+
 struct AttentionParams {
     AttentionStrides q, k, v, out, stats;
-    int64_t batch, heads, kv_heads, sq, sk, head_dim, head_dim_v;
-    int64_t tiles, heads_per_section;
+    int64_t batch, sq, sk, head_dim, head_dim_v;
+    FastDivmod heads, group;  // heads of queries; those that share a head of keys
+    QueryTileOrder order;
     int64_t total_q, total_k;  // varlen: total rows; else 0
     MaskParams mask;
     // Scores are q k^T, times score_scale if prescale.  score * exponent_scale is the exponent in
@@ -40,9 +52,10 @@ struct AttentionHead {
     DEVICE static AttentionHead of(const AttentionParams& params, const int32_t* cu_seqlens_q,
                                    const int32_t* cu_seqlens_k, int number) {
         AttentionHead h;
-        h.batch = number / int(params.heads);
-        h.head = number - h.batch * int(params.heads);
-        h.kv_head = h.head / int(params.heads / params.kv_heads);
+        h.batch = number;
+        h.head = params.heads.divide(h.batch);
+        h.kv_head = h.head;
+        params.group.divide(h.kv_head);
         h.sq = int(params.sq);
         h.sk = int(params.sk);
         h.offset = params.offset;
@@ -64,7 +77,8 @@ struct AttentionHead {
                                    const int32_t* cu_seqlens_k, int number) {
         const AttentionParams& plain = params;
         AttentionHead h = of(plain, cu_seqlens_q, cu_seqlens_k, number);
-        h.batch = number / int(params.heads);  // varlen: strides of batches are 0
+        h.batch = number;  // varlen: strides of batches are 0
+        params.heads.divide(h.batch);
         if (!cu_seqlens_q && cu_seqlens_k) {
             h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);
             if (params.bottom_right) h.offset += h.sk - int(params.sk);
@@ -112,15 +126,19 @@ struct AttentionHead {
     }
 };
 
-// Head and query tile of a block.  Heads whose keys and values fit L2 together form a section.
-// Within a section, tiles go from the last, which has the most keys if causal, to the first.
+// Head and query tile of a block.
 struct AttentionWorkTile {
     int head, tile;
 
-    DEVICE static AttentionWorkTile of(const AttentionParams& params, uint32_t index) {
-        return of(index, params.tiles, params.batch * params.heads, params.heads_per_section);
+    DEVICE static AttentionWorkTile of(const AttentionParams& params, int index) {
+        const QueryTileOrder& order = params.order;
+        int section = index;
+        int number = order.section.divide(section);
+        const bool whole = section < int(order.whole_sections);
+        const int head = (whole ? order.heads : order.last_heads).divide(number);
+        return {section * order.heads.divisor + head, int(order.tiles) - 1 - number};
     }
-    // Of `all` heads with `tiles` query tiles each.
+    // The same order for a sequence: `all` heads with `tiles` query tiles each.
     DEVICE static AttentionWorkTile of(uint32_t index, uint32_t tiles, uint32_t all,
                                        uint32_t per_section) {
         const uint32_t section = index / (per_section * tiles),

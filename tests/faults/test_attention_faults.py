@@ -141,8 +141,8 @@ FAULTS = {
     ),
     "the keys of another head": Fault(
         "attention/work_tile.cuh",
-        "h.head / int(params.heads / params.kv_heads);",
-        "h.head % int(params.kv_heads);",
+        "params.group.divide(h.kv_head);",
+        "h.kv_head = params.group.divide(h.kv_head);",
         "groups",
     ),
     "the mask of the first batch": Fault(
