@@ -15,7 +15,7 @@ from ..runtime import plans
 from ..targets import Target
 from ..typing import Array, Factor, FormulaLike, Operands, Precision, ResultDTypes, Results
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
-from .checks.gates import POLICIES, SILU, check_float32, check_policy, gate_shape, result_dtype
+from .checks.gates import POLICIES, SILU, check_float32, gate_shape, result_dtype
 from .checks.products import check_precision
 from .checks.scales import (
     arrays_and_numbers,
@@ -117,7 +117,7 @@ def dual_gemm_silu(
     out_dtype, *more = (
         result_dtype(x.dtype, y1.dtype, dtype, formula.result_dtypes) for dtype in dtype_of_each
     )
-    check_policy(policy)
+    arguments.check_choice("policy", policy, POLICIES)
     if formula.nodes and policy != "fp32":
         raise ValueError(f"policy must be 'fp32' beside epilogue; got {policy!r}")
     shape = gate_shape(x, y1, y2)

@@ -83,7 +83,7 @@ def check_gated(b1: Any, b2: Any) -> None:
 
 def check_policy(policy: Any, a: Any, b: Any, out_dtype: Any, scales: Mapping[str, Any]) -> None:
     """Check the options of `dual_gemm_silu`.  Raises TypeError and ValueError."""
-    gates.check_policy(policy)
+    arguments.check_choice("policy", policy, gates.POLICIES)
     gates.result_dtype(a.dtype, b.dtype, out_dtype)
     if dtypes.float32 in (a.dtype, b.dtype):
         gates.check_float32(policy, **scales)

@@ -409,7 +409,7 @@ X = nvfp4.random("codes", (6, 16), 1, np, "C")
             TypeError, "scale_b2 must be a number or a float32", (A, B, B),
             {"scale_b2": np.ones((1, 6))}
         ),
-        (ValueError, "policy must be one of", (A, B, B), {"policy": "fp64"}),
+        (ValueError, "policy must be 'fp32' or 'hybrid'", (A, B, B), {"policy": "fp64"}),
         (ValueError, "a's columns must be b's rows", (A, B, B[1:]), {}),
         (ValueError, "as many columns", (A, B, B[:, 1:]), {}),
         (

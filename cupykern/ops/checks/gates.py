@@ -39,12 +39,6 @@ def result_dtype(
     return resolve_result(out_dtype, OUTPUTS, of_formula, SILU)
 
 
-def check_policy(policy: Any) -> None:
-    if not isinstance(policy, str) or policy not in POLICIES:
-        legal = ", ".join(map(repr, POLICIES))
-        raise ValueError(f"policy must be one of {legal}; got {policy!r}")
-
-
 def check_float32(policy: str, **scales: Any) -> None:
     """Raises ValueError for a policy or scales that float32 operands do not take."""
     if policy != "fp32":
