@@ -311,7 +311,10 @@ def profile(
               help="Write the file of the architecture with the fitted times.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
               help="Of the choice of held-out shapes.")  # fmt: skip
-def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
+@click.option("--only", "names", default="", metavar="NAMES",
+              help="With commas: fit only times whose names begin so, beside the others as they "
+              "are.")  # fmt: skip
+def fit(sweeps: tuple[str, ...], written: str | None, seed: int, names: str) -> int:
     """Fit the time models of GEMM configs to the results in SWEEPS.
 
     Prints each constant before and after the fit, and how well both predict the times of a
@@ -319,10 +322,12 @@ def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
 
     \b
     Example: cupykern fit results/sweep_matmul.json --write cupykern/tuned/sm_90a.json
+    Example: cupykern fit results/sweep_matmul.json --only "16-bit[16],16-bit[17]"
     """
     from . import fit_command
 
-    return fit_command.run(tuple(map(Path, sweeps)), seed, Path(written) if written else None)
+    only = tuple(filter(None, names.split(",")))
+    return fit_command.run(tuple(map(Path, sweeps)), seed, Path(written) if written else None, only)
 
 
 COMMANDS = (sweep, tune, profile, fit)

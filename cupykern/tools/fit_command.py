@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from .tables import number, print_table
 from .trace import read
 
 
-def run(paths: tuple[Path, ...], seed: int, written: Path | None) -> int:
+def run(
+    paths: tuple[Path, ...], seed: int, written: Path | None, only: tuple[str, ...] = ()
+) -> int:
+    """only: as of fit.fit; then skinny GEMM's constants stay."""
     trials, devices = [], []
     for path in paths:
         try:
@@ -27,14 +31,15 @@ def run(paths: tuple[Path, ...], seed: int, written: Path | None) -> int:
         devices.append(str(header["machine"]["device"]))
         trials += found
     document, problems = tuned.load(ARCH), []
-    models: tuple[tuple[Any, Any], ...] = (
-        (fit, fit.present_times()),
-        (fit_skinny, fit_skinny.present_constants()),
-    )
-    for model, old in models:
+    models: list[tuple[Any, Any, Any]] = [
+        (fit, partial(fit.fit, only=only), fit.present_times()),
+    ]
+    if not only:
+        models.append((fit_skinny, fit_skinny.fit, fit_skinny.present_constants()))
+    for model, fit_of, old in models:
         samples = model.samples(trials)
         try:
-            fitted = model.fit(samples, seed)
+            fitted = fit_of(samples, seed)
         except ValueError as error:
             problems.append(str(error))
             continue

@@ -92,6 +92,19 @@ def test_a_model_that_is_wrong_is_seen():
     assert fit.fit(found).after.median_error > 0.3
 
 
+def test_times_that_are_not_asked_for_stay():
+    old = fit.present_times()
+    times = {**old, "16-bit[1]": 2 * old["16-bit[1]"], fit.LAUNCH: 6.0}
+    found = fit.fit(sampled(times, noise=0), only=("16-bit[1]",))
+    assert {name for name in old if found.counts[name]} == {
+        fit.LAUNCH, "16-bit[1]", "16-bit[1]" + fit.BESIDES
+    }  # fmt: skip
+    assert found.times["16-bit[1]"] == pytest.approx(times["16-bit[1]"], rel=0.02)
+    assert all(found.times[x] == old[x] for x in old if not found.counts[x])
+    with pytest.raises(ValueError, match=r"no time is called 17-bit\.\.\."):
+        fit.fit(sampled(old, noise=0), only=("17-bit",))
+
+
 def test_too_few_shapes():
     with pytest.raises(ValueError, match="too few shapes"):
         fit.fit(sampled(planted(), 0, count=6))
@@ -152,5 +165,9 @@ def test_fit_writes_the_constants_of_a_sweep(tmp_path, capsys):
     assert json.loads(written.read_text())["gemm"]["activation"]["value"] == pytest.approx(
         planted()["activation"], rel=0.03
     )
+    assert cli.main(["fit", str(sweep), "--write", str(written), "--only", "nvfp4"]) == 0
+    new = json.loads(written.read_text())
+    assert new["gemm_tiles"]["16-bit"] == tuned.load("sm_90a")["gemm_tiles"]["16-bit"]
+    assert new["gemm_tiles"]["nvfp4"] != tuned.load("sm_90a")["gemm_tiles"]["nvfp4"]
     sweep.write_text(json.dumps({**header, "trials": []}))
     assert cli.main(["fit", str(sweep)]) == 1
