@@ -69,20 +69,21 @@ template <class Mainloop, class Arguments> struct PairLoader {
                      const GemmWorkTile& tile) const {
         const bool row_edge = rows_left(tile) < Mainloop::kTileM,
                    col_edge = is_col_edge(cols_left(tile));
-        if (!row_edge && !col_edge) load_tile<false, false>(scheduler, storage, state, tile);
-        else if (!row_edge) load_tile<false, true>(scheduler, storage, state, tile);
-        else if (!col_edge) load_tile<true, false>(scheduler, storage, state, tile);
-        else load_tile<true, true>(scheduler, storage, state, tile);
+        const Batches in{arguments.a_batch(tile), arguments.b1_batch(tile),
+                         arguments.b2_batch(tile)};  // once: the code of batches is long
+        if (!row_edge && !col_edge) load_tile<false, false>(scheduler, storage, state, tile, in);
+        else if (!row_edge) load_tile<false, true>(scheduler, storage, state, tile, in);
+        else if (!col_edge) load_tile<true, false>(scheduler, storage, state, tile, in);
+        else load_tile<true, true>(scheduler, storage, state, tile, in);
     }
+    struct Batches { int a, b1, b2; };  // of a tile, in the tensor maps
     template <bool kRowEdge, bool kColEdge, class Scheduler>
     DEVICE void load_tile(const Scheduler& scheduler, Storage& storage, State& state,
-                          const GemmWorkTile& tile) const {
+                          const GemmWorkTile& tile, const Batches& in) const {
         const int row = int(tile.row), col = int(tile.col);
         const int a_left = rows_left(tile), b_left = cols_left(tile);
         const int bytes = StageA::bytes(a_left) + 2 * StageB::bytes(b_left);
         const int first_k_tile = scheduler.first_k_tile, num_k_tiles = scheduler.num_k_tiles;
-        const int a_batch = arguments.a_batch(tile), b1_batch = arguments.b1_batch(tile),
-                  b2_batch = arguments.b2_batch(tile);
 #pragma unroll 1
         for (int i = first_k_tile; i < first_k_tile + num_k_tiles; ++i) {
             Barrier& full = storage.pipeline.full[state.stage];
@@ -103,9 +104,9 @@ template <class Mainloop, class Arguments> struct PairLoader {
             unsigned char* b = kSwapAB ? rows : cols;
             StageA::template load<kRowEdge, kMulticast>(kSwapAB ? cols : rows, arguments.a_map,
                                                         arguments.a_edge, full, k, row, a_left,
-                                                        a_batch);
-            load_b(b, arguments.b1_map, arguments.b1_edge, b1_batch);
-            load_b(b + kSecond, arguments.b2_map, arguments.b2_edge, b2_batch);
+                                                        in.a);
+            load_b(b, arguments.b1_map, arguments.b1_edge, in.b1);
+            load_b(b + kSecond, arguments.b2_map, arguments.b2_edge, in.b2);
             state.advance();
         }
     }

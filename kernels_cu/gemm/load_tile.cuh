@@ -71,20 +71,25 @@ template <class Mainloop, class Arguments> struct TileLoader {
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,
                      const GemmWorkTile& tile) const {
-        const bool row_edge = Mainloop::is_row_edge(rows(tile)),
-                   col_edge = Mainloop::is_col_edge(cols(tile));
-        if (!row_edge && !col_edge) load_tile<false, false>(scheduler, storage, state, tile);
-        else if (!row_edge) load_tile<false, true>(scheduler, storage, state, tile);
-        else if (!col_edge) load_tile<true, false>(scheduler, storage, state, tile);
-        else load_tile<true, true>(scheduler, storage, state, tile);
+        const Source row = rows(tile), col = cols(tile);  // once: the code of batches is long
+        const int num_k_tiles = scheduler.num_k_tiles,
+                  ahead = first_k_tile_of(int(tile.col) / Mainloop::kTileN, num_k_tiles);
+        if (Mainloop::is_row_edge(row)) {
+            load_rows<true>(storage, state, row, col, scheduler.first_k_tile, num_k_tiles, ahead);
+        } else {
+            load_rows<false>(storage, state, row, col, scheduler.first_k_tile, num_k_tiles, ahead);
+        }
     }
-    template <bool kRowEdge, bool kColEdge, class Scheduler>
-    DEVICE void load_tile(const Scheduler& scheduler, Storage& storage, State& state,
-                          const GemmWorkTile& tile) const {
-        const int num_k_tiles = scheduler.num_k_tiles;
-        Mainloop::template load<kRowEdge, kColEdge>(
-            storage, state, rows(tile), cols(tile), scheduler.first_k_tile, num_k_tiles,
-            first_k_tile_of(int(tile.col) / Mainloop::kTileN, num_k_tiles));
+    template <bool kRowEdge>
+    DEVICE void load_rows(Storage& storage, State& state, const Source& row, const Source& col,
+                          int first, int num_k_tiles, int ahead) const {
+        if (Mainloop::is_col_edge(col)) {
+            Mainloop::template load<kRowEdge, true>(storage, state, row, col, first, num_k_tiles,
+                                                    ahead);
+        } else {
+            Mainloop::template load<kRowEdge, false>(storage, state, row, col, first, num_k_tiles,
+                                                     ahead);
+        }
     }
 };
 
