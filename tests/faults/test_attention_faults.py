@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from attention_checks import check_bias_over_nan, check_far_distances, check_far_scores
+from attention_checks import (
+    bytes_of_l2,
+    check_bias_over_nan,
+    check_far_distances,
+    check_far_scores,
+)
 from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check, dtypes, inputs
-from cupykern.attention import attention_plan
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
 from cupykern.ops.problems.attention_varlen import VarlenProblem
@@ -180,9 +184,12 @@ FAULTS = {
     ),
     "the last section too large": Fault(
         "attention/work_tile.cuh",
-        "heads = rest < per_section ? rest : per_section;",
-        "heads = per_section;",
+        "(whole ? order.heads : order.last_heads)",
+        "order.heads",
         "sections",
+    ),
+    "the first section's heads for all": Fault(
+        "attention/work_tile.cuh", "section * order.heads.divisor + head", "head", "sections"
     ),
     "a window, one key too few": Fault(
         "attention/work_tile.cuh", "row + offset - left;", "row + offset - left + 1;",
@@ -352,15 +359,9 @@ def _check_large_offsets() -> None:
 
 def _check_sections() -> None:
     """Fewer heads in the last section than in the others."""
-    before = attention_plan._L2_BYTES
-    attention_plan._L2_BYTES = 3 * 40 * 16 * 2  # of 3 of the 5 heads
-    attention_plan.attention_plan.cache_clear()
-    try:
+    with bytes_of_l2(3 * 40 * 16 * 2):  # of 3 of the 5 heads
         x = _normal(1, 5, 80, 8)
         _compare(x, x[:, :, :40], x[:, :, :40], causal=True, causal_align="top_left")
-    finally:
-        attention_plan._L2_BYTES = before
-        attention_plan.attention_plan.cache_clear()
 
 
 CHECKS = {

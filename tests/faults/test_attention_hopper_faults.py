@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from attention_checks import check_far_scores
+from attention_checks import bytes_of_l2, check_far_scores
 from attention_hopper_checks import PROBLEMS, SIZES, check_scores_that_grow, compare, hopper
 from planted import Fault, fault_tests
 
@@ -179,6 +179,17 @@ FAULTS = {
         ORDER, "other.longest == own.longest && j < i", "other.longest == own.longest && j < 0",
         "packed"
     ),
+    "the last section of a sequence too large": Fault(
+        "attention/work_tile.cuh", "heads = rest < per_section ? rest : per_section;",
+        "heads = per_section;", "sections"
+    ),
+    "the last section too large": Fault(
+        "attention/work_tile.cuh", "(whole ? order.heads : order.last_heads)", "order.heads",
+        "sections"
+    ),
+    "the first section's heads for all": Fault(
+        "attention/work_tile.cuh", "section * order.heads.divisor + head", "head", "sections"
+    ),
     "a sequence's last tile is left out": Fault(
         ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads",
         "causal packed"
@@ -219,11 +230,26 @@ def _check(problem: AttentionProblem | VarlenProblem) -> None:
                 raise AssertionError from violation
 
 
+def _check_sections() -> None:
+    """Fewer heads in the last section than in the others: of one call, and of each sequence."""
+    config = AttentionHopperConfig(128, 128)
+    with bytes_of_l2(3 * 200 * 64 * 2 * 2):  # of 3 of the 5 heads
+        for problem in (
+            AttentionProblem(1, 5, 5, 200, 200, 64, 64, causal=True, input_pos=0),
+            VarlenProblem(((200, 200), (0, 0), (130, 130)), 5, 5, 64, 64, causal=True),
+        ):
+            try:
+                assert compare(host.current(), problem, config).ok
+            except check.Violation as violation:
+                raise AssertionError from violation
+
+
 CHECKED = (*zip(NAMES, PROBLEMS, strict=False), *zip(NAMES_OF_SIZES, SIZES, strict=False))
 CHECKS = {name: partial(_check, problem) for name, problem in CHECKED}
 CHECKS["growing"] = lambda: (
     host.current().warp_size == 32 and check_scores_that_grow(host.current())
 )
+CHECKS["sections"] = lambda: host.current().warp_size == 32 and _check_sections()
 CHECKS["far scores"] = lambda: (
     host.current().warp_size == 32
     and check_far_scores(np, dtypes.float16, config=AttentionHopperConfig(128, 64))

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gemm_hopper_problems import FP4, MIXED_BLOCKS, check_fp8_integers, compute, fp8, mixed
+from gemm_hopper_problems import (
+    FP4,
+    MANY_GROUPS,
+    MIXED_BLOCKS,
+    check_fp8_integers,
+    compute,
+    fp8,
+    mixed,
+)
 from planted import Fault, fault_tests
 
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
@@ -362,6 +370,12 @@ FAULTS = {
     "the chunks of a whole tile from one box": Fault(
         BOX, "to + at * kSwizzleBytes", "to", "FP8 widths"
     ),
+    "groups of tiles have eight rows": Fault(
+        "gemm/work_tile.cuh", "group * order.rows.divisor", "group * 8", "many groups"
+    ),
+    "the last group of tiles as high as the others": Fault(
+        "gemm/work_tile.cuh", "(whole ? order.rows : order.last_rows)", "order.rows", "many groups"
+    ),
     "the last columns of a whole tile left out": Fault(
         EPILOGUE_TILE, "kOwnCols - kSlice;\n", "kOwnCols - kSlice - 8;\n", "FP8 widths"
     ),
@@ -567,6 +581,7 @@ PROBLEMS = {
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         mixed(264, 392, 656, "int8", "bfloat16", layout_b="F"),
     ),
+    "many groups": (MANY_GROUPS[1][0], MANY_GROUPS[0][0]),
     "many tiles": (
         Sm90GemmConfig(64, 64, 64, 4, Cooperative(1), swap_ab=True),
         MatmulProblem(264, 392, 64, layout_b="F"),

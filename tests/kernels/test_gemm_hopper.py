@@ -19,6 +19,7 @@ from gemm_hopper_problems import (
     FP8_SPLITS,
     HALVES,
     INT8,
+    MANY_GROUPS,
     MIXED,
     MIXED_BLOCKS,
     MIXED_SPLITS,
@@ -64,7 +65,7 @@ CASES = [
         (problems, config, slice(i % min(3, len(configs)), None, min(3, len(configs))))
         for problems, configs in (
             *(FEW_ROWS, FP8, HALVES, *WIDTHS, INT8, MIXED, MIXED_BLOCKS, FP4),
-            *(SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
+            *(MANY_GROUPS, SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
         )
         for i, config in enumerate(configs)
     ),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from cupykern import attention, attention_varlen, decode_attention, dtypes, inputs
+from cupykern.attention import attention_plan
 from cupykern.ops.problems.decode_attention import stored
 
 
@@ -162,3 +166,16 @@ def check_lowest_biases(xp, dtype, **options) -> None:
                          causal=False)  # fmt: skip
     exact = attention(few, k[:, :, keys], v[:, :, keys])
     assert (abs(_host(y).astype(float) - exact.astype(float)) < 0.02).all()
+
+
+@contextmanager
+def bytes_of_l2(size: int) -> Iterator[None]:
+    """Within the block, sections of the tile order hold keys and values of `size` bytes."""
+    before = attention_plan._L2_BYTES
+    attention_plan._L2_BYTES = size
+    attention_plan.attention_plan.cache_clear()
+    try:
+        yield
+    finally:
+        attention_plan._L2_BYTES = before
+        attention_plan.attention_plan.cache_clear()

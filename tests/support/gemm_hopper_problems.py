@@ -302,6 +302,19 @@ WIDTHS += (
 )
 
 
+# Rows of tiles of more than one group (gemm/work_tile.cuh), the last one shorter.
+MANY_GROUPS = (
+    (
+        MatmulProblem(2437, 136, 64, layout_b="F"),
+        MatmulProblem(2240, 72, 64, layout_b="F", batch_a=(2,)),
+    ),
+    (
+        Sm90GemmConfig(128, 64, 64, 2, Cooperative(1), swap_ab=True),
+        Sm90GemmConfig(64, 64, 64, 4, SlicedK()),
+    ),
+)
+
+
 # k in parts that another launch adds.
 SPLITS = (
     (

@@ -63,6 +63,9 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
         alignas(16) uint32_t chunk[kWarpRows * 64];
     };
 
+    static_assert(!kWhole || kOwnCols * kSwizzleBytes <= 4 * kBoxes * kBoxBytes,
+                  "the staging of a warpgroup holds the tile");
+
     // Lane id, rematerialised so that it is not live across the mainloop.  The mask makes it known
     // to be nonnegative, so that divisions become shifts.
     DEVICE static int lane() { return opaque(threadIdx.x % 32) & 31; }
