@@ -33,7 +33,7 @@ from .decode_config import CACHE_DTYPES
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 _LOG2_E = math.log2(math.e)
-_L2_BYTES = 24 * 2**20  # bytes of keys and values that fit in half of an H200's L2 cache
+L2_BYTES = 24 * 2**20  # bytes of keys and values that fit in half of an H200's L2 cache
 _NAIVE_THREADS = 256
 _MANY = 2**31  # queries
 _HOPPER = ("sm_90a", "host")  # architectures with TMA and wgmma
@@ -482,7 +482,7 @@ def heads_per_section(task: AttentionTask) -> int:
     if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     bytes_of_head = max(1, task.sk * (task.head_dim + task.head_dim_v) * task.dtype.itemsize)
-    fit = max(1, _L2_BYTES // bytes_of_head)
+    fit = max(1, L2_BYTES // bytes_of_head)
     group = task.heads // task.kv_heads
     return group * _even_part(task.batch * task.kv_heads, fit)
 

@@ -171,11 +171,11 @@ def check_lowest_biases(xp, dtype, **options) -> None:
 @contextmanager
 def bytes_of_l2(size: int) -> Iterator[None]:
     """Within the block, sections of the tile order hold keys and values of `size` bytes."""
-    before = attention_plan._L2_BYTES
-    attention_plan._L2_BYTES = size
+    before = attention_plan.L2_BYTES
+    attention_plan.L2_BYTES = size
     attention_plan.attention_plan.cache_clear()
     try:
         yield
     finally:
-        attention_plan._L2_BYTES = before
+        attention_plan.L2_BYTES = before
         attention_plan.attention_plan.cache_clear()
