@@ -420,7 +420,7 @@ def fill_order(order: np.ndarray, tiles_m: int, tiles_n: int, batch: int, group:
     order["split"] = fast_divmod(batch * tiles_m * tiles_n)
     order["matrix"] = fast_divmod(tiles_m * tiles_n)
     order["group"] = fast_divmod(group * tiles_n)
-    order["rows"], order["last_rows"] = fast_divmod(group), fast_divmod(max(1, rest))
+    order["rows"], order["last_rows"] = fast_divmod(group), fast_divmod(rest)
     order["whole_groups"] = whole
 
 

@@ -212,7 +212,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     def other(tile: Tile) -> bool:
         """Whether `tile` does not suit the task; it is then sorted behind the others."""
         is_other = few is not None and _is_for_few_rows(tile.kernel) != few
-        return is_other or not (_splits_few_tiles(tile, task) and _has_few_rows(tile, task))
+        return is_other or not (_splits_few_tiles(tile, task) and _suits_one_warpgroup(tile, task))
 
     fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
     if not fitting:
@@ -252,8 +252,8 @@ def _splits_few_tiles(tile: Tile, task: GemmTask) -> bool:
     return isinstance(c, SkinnyLogitsConfig) or c.split_k == 1 or _num_tiles(tile, task) <= _SMS
 
 
-def _has_few_rows(tile: Tile, task: GemmTask) -> bool:
-    """False for cooperative tiles of one warpgroup with many rows of a."""
+def _suits_one_warpgroup(tile: Tile, task: GemmTask) -> bool:
+    """False for cooperative tiles of one warpgroup where a has many rows."""
     c = tile.kernel
     if isinstance(c, SkinnyLogitsConfig) or c.split_k > 1 or c.schedule != Cooperative(1):
         return True

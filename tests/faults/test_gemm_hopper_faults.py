@@ -361,7 +361,7 @@ FAULTS = {
     "a box filled before it is stored": Fault(
         BOX, "if (stores) tma_store_wait_read<kWhole ? 0 : 1>();", "", "mixed (N, K)"
     ),
-    "a whole tile filled while TMA reads the one before": Fault(
+    "a whole tile written while TMA reads the one before": Fault(
         BOX, "tma_store_wait_read<kWhole ? 0 : 1>", "tma_store_wait_read<1>", "many tiles"
     ),
     "the first chunk of a whole tile stored alone": Fault(
