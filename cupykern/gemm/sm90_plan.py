@@ -119,8 +119,6 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     )
     sizes = clusters * c.cluster.size, c.shared_bytes(task)
     kernel = get_kernel(target, c.variant(task))
-    whole = c.in_halves(task) and p.m <= _C["fp8_group_rows"]
-    group_rows = _C["fp8_group_rows" if whole else "group_rows"]
     operands = _operand_maps(p, task, c)
     if p.kernel == "dequant_softmax":
         params = zeros("gemm/epilogue/partial_softmax.cuh", "PartialSoftmaxParams")
@@ -140,7 +138,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     for operand, of_operand in operands.items():
         maps += of_operand, edge_map(of_operand, layouts[operand])
     maps += results.values()
-    group = max(1, group_rows // c.cluster_tile[0])
+    group = _tiles_per_group(c.cluster_tile, task)
     fill_order(params["order"], *c.cluster_tiles(p.m, p.n), task.batch, group)
     params["num_k_tiles"] = math.ceil(p.k / c.tile_k)
     places = PLACES[p.kernel]
@@ -152,6 +150,17 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
         places += tuple(range(len(ARRAYS[p.kernel]), len(p.array_names)))
     by_value = target.by_value(params)
     return mapped_launch(target, kernel, sizes, tuple(maps), places, by_value, mapped)
+
+
+def _tiles_per_group(tile: tuple[int, int], task: GemmTask) -> int:
+    """Rows of tiles in a group of the rasterisation (TileOrder).
+
+    Neighbouring SMs read an operand that they share from L2 once.  So blocks that start together
+    should compute about as many rows as columns, and a pair of them the same columns.
+    """
+    rows, cols = tile[0], tile[1] * task.products
+    wanted = min(_C["group_tiles"] * cols, task.n * task.products / _C["groups_per_n"])
+    return 2 * max(1, round(wanted / rows / 2))
 
 
 def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPlan]:
