@@ -241,8 +241,12 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
     if isinstance(config, FmaGemmConfig):
         return fma_gemm_plan(target, product, task, config)
     if isinstance(config, SplitKWorkspace):
-        splits, of_part = config.splits, config.config
-        return split_plan(target, product, splits, lambda part: gemm_plan(target, part, of_part))
+        splits, of_part, part = config.splits, config.config, config.split(task)
+
+        def of_splits(p: Product) -> Any:
+            return _decoded_a_plan(target, p, part, of_part, sm90_plan, splits)
+
+        return split_plan(target, product, splits, of_splits)
     if isinstance(config, DecodeFirst):
         mainloop, decoded = config.config, config.decoded(task)
 
@@ -253,10 +257,17 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
     plan: Any = sm90_plan
     if isinstance(config, (SkinnyGemmConfig, SkinnyLogitsConfig)):
         plan = skinny_gemm_plan if isinstance(config, SkinnyGemmConfig) else skinny_logits_plan
-    if task.a == FP4:
-        of = task.a_decoded
-        return decoded_plan(target, product, ("a",), lambda p: plan(target, p, of, config))
-    return plan(target, product, task, config)
+    return _decoded_a_plan(target, product, task, config, plan)
+
+
+def _decoded_a_plan(
+    target: Target, product: Product, task: GemmTask, config: Any, plan: Any, *splits: int
+) -> Any:
+    """`plan` of the product, or of a decoded NVFP4 a."""
+    if task.a != FP4:
+        return plan(target, product, task, config, *splits)
+    of = task.a_decoded
+    return decoded_plan(target, product, ("a",), lambda p: plan(target, p, of, config, *splits))
 
 
 def _portable_plan(

@@ -21,6 +21,8 @@ from .product import BLOCK, FLOAT16S, FP4, FP8, K_MAJOR, MN_MAJOR, STRIDED
 from .sm90_policies import (
     COOPERATIVE,
     NO_CLUSTER,
+    PERSISTENT,
+    SPLIT_K,
     Cooperative,
     Multicast,
     PingPong,
@@ -61,7 +63,7 @@ class Sm90Config:
     # Set by the epilogue.
     kernel: ClassVar[str]
     products: ClassVar[int] = 1
-    scheduler: ClassVar[str] = "PersistentScheduler"
+    partials_type: ClassVar[tuple[str, str]]  # as epilogue_type, for partial accumulators
 
     @property
     def num_threads(self) -> int:
@@ -129,14 +131,17 @@ class Sm90Config:
 
     # --- the variant ---
 
-    def variant(self, task: GemmTask) -> Variant:
+    def variant(self, task: GemmTask, splits: int = 0) -> Variant:
+        """The variant that computes `task`, or if splits is not 0, partial accumulators of so many
+        ranges of k."""
         task = task.a_decoded
+        scheduler = SPLIT_K if splits > 1 else PERSISTENT
         mainloop, includes = self.mainloop_type(task)
-        epilogue, file = self.epilogue_type(task)
+        epilogue, file = self.partials_type if splits else self.epilogue_type(task)
         types = (
             ("Mainloop", mainloop),
             ("Epilogue", epilogue),
-            ("Scheduler", f"gemm::{self.scheduler}<Mainloop>"),
+            ("Scheduler", f"gemm::{scheduler.name}<Mainloop>"),
         )
         plain = Variant(
             f"{self.kernel}_hopper",
@@ -144,7 +149,7 @@ class Sm90Config:
             (),
             self.num_threads,
             self.cluster.size,
-            includes=(*includes, f"gemm/epilogue/{file}.cuh", "gemm/scheduler.cuh"),
+            includes=(*includes, f"gemm/epilogue/{file}.cuh", scheduler.file),
         )
         if task.formula is None:
             return plain
@@ -272,6 +277,11 @@ def _scaling(task: GemmTask) -> str:
 
 def _operand_type(dtype: np.dtype, layout: int) -> str:
     return f"gemm::{'MnMajor' if layout == MN_MAJOR else 'KMajor'}<{dtypes.CPP_NAMES[dtype]}>"
+
+
+def k_tiles_per_split(config: Sm90Config, k: int, splits: int) -> int:
+    """Stages of each of `splits` ranges of k but the last, which can have fewer."""
+    return math.ceil(math.ceil(k / config.tile_k) / splits)
 
 
 def round_up(x: int, unit: int) -> int:

@@ -36,6 +36,7 @@ class MatmulEpilogue(Sm90Config):
     """
 
     kernel = "gemm"
+    partials_type = "gemm::MatmulEpilogue<Mainloop, gemm::Partials>", "matmul"
     general: bool = False
 
     def staging_bytes(self, task: GemmTask) -> int:
@@ -151,10 +152,10 @@ class Sm90PartsGemmConfig(SS, MatmulEpilogue):
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (self.parts.cpp,), ()
 
-    def variant(self, task: GemmTask) -> Variant:
+    def variant(self, task: GemmTask, splits: int = 0) -> Variant:
         """With SplitK ptxas spills two registers outside the mainloop, once per tile.  tuned=False
         exempts the variant from the compile gate on local memory."""
-        return replace(super().variant(task), tuned=self.split_k == 1)
+        return replace(super().variant(task, splits), tuned=self.split_k == 1)
 
     def stages_refusal(self, task: GemmTask) -> str | None:
         count = self.parts.count

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from .. import dtypes, tuned
 from ..targets import Device
-from ..targets.limits import multiprocessors
+from ..targets.limits import device, multiprocessors
 from .decode_first import DecodeFirst
 from .gemm_task import GemmTask
 from .portable_config import GemmConfig
@@ -144,9 +144,19 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 
 
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
-    """Those of `configs` that are compiled ahead, not when they are chosen."""
+    """Those of `configs` that are compiled ahead, not when they are chosen.
+
+    SplitKWorkspace's first launch has one variant ahead for each mainloop: that of (512, 512,
+    16384), of K-major operands, with BF16 for both 16-bit dtypes.
+    """
     on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
-    return (config for config in configs if config not in on_call)
+    ahead = [x for x in configs if x not in on_call and not isinstance(x, SplitKWorkspace)]
+    yield from ahead
+    if not any(isinstance(x, Sm90Config) for x in ahead):  # another architecture's
+        return
+    k_major = task.layout_a == task.layout_b == K_MAJOR and task.a_decoded.a != dtypes.float16
+    if task.kernel == "gemm" and k_major and task.tma_store_epilogue and task.aligned_128:
+        yield from _with_workspace(replace(task, m=512, n=512, k=16384), device(ARCH), math.inf)
 
 
 def tables_of(task: GemmTask) -> tuple[str, ...]:
@@ -212,7 +222,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     def other(tile: Tile) -> bool:
         """Whether `tile` does not suit the task; it is then sorted behind the others."""
         is_other = few is not None and _is_for_few_rows(tile.kernel) != few
-        return is_other or not (_splits_few_tiles(tile, task) and _suits_one_warpgroup(tile, task))
+        return is_other or not _splits_few_tiles(tile, task)
 
     fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
     if not fitting:
@@ -252,14 +262,6 @@ def _splits_few_tiles(tile: Tile, task: GemmTask) -> bool:
     return isinstance(c, SkinnyLogitsConfig) or c.split_k == 1 or _num_tiles(tile, task) <= _SMS
 
 
-def _suits_one_warpgroup(tile: Tile, task: GemmTask) -> bool:
-    """False for cooperative tiles of one warpgroup where a has many rows."""
-    c = tile.kernel
-    if isinstance(c, SkinnyLogitsConfig) or c.split_k > 1 or c.schedule != Cooperative(1):
-        return True
-    return task.m <= int(_C["one_warpgroup_rows"])
-
-
 def is_modelled(task: GemmTask) -> bool:
     """Whether the estimates alone decide between the configs of `task`."""
     return all(tile.tile_us is not None for tile in tiles_of(task))
@@ -293,8 +295,7 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
         for splits in _C["splits"]:
             config = SplitKWorkspace(tile.config, splits)
             if (
-                "general" in tile.epilogues
-                and tile.config.split_k == 1
+                tile.config.split_k == 1
                 and task.k >= splits * _C["split_least_k"]
                 and splits * _num_tiles(tile, task) <= _SMS
                 and config.refusal(task, device) is None
@@ -377,6 +378,8 @@ def estimate(
     us = waves * tile.us * k / _K
     if tile.tile_us is None:
         return before + us
+    reads = read_us(task, constants)
+    us = max(us, reads) + constants["memory_exposed"] * min(us, reads)
     # Ping-pong exposes tile_us fully once and partly in later waves, and two activations in all.
     ping_pong = isinstance(c.schedule, PingPong)
     exposed = 1 + constants["ping_pong_exposed"] * (waves - 1) if ping_pong else waves
@@ -386,6 +389,13 @@ def estimate(
         factor = constants["swap_ab_activation"] if c.swap_ab else 1
         us += constants["activation"] * part * factor * (2 if ping_pong else waves)
     return before + us
+
+
+def read_us(task: GemmTask, constants: Mapping[str, Any] = _C) -> float:
+    """Estimated us to read the operands from memory once."""
+    bits_a, bits_b = (4 if x == FP4 else 8 * x.itemsize for x in (task.a, task.b))
+    bits = task.batch * task.k * (task.m * bits_a + task.products * task.n * bits_b)
+    return float(bits / 8 / constants["memory_bytes"])
 
 
 def decode_a_us(task: GemmTask, constants: Mapping[str, Any] = _C) -> float:

@@ -35,7 +35,7 @@ from .product import (
     fill_order,
     product_dims,
 )
-from .sm90_config import SWIZZLE_BYTES, Sm90Config
+from .sm90_config import SWIZZLE_BYTES, Sm90Config, k_tiles_per_split
 from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
@@ -99,12 +99,17 @@ def mapped_launch(
     return Sm90Plan(Repeated(kernel, *sizes, arguments))
 
 
-def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Config) -> Sm90Plan:
+def sm90_plan(
+    target: Target, product: Product, task: GemmTask, config: Sm90Config, splits: int = 0
+) -> Sm90Plan:
     """The plan of `product` with its `task`; NVFP4 operands are already decoded as `config`
-    requires."""
+    requires.
+
+    splits: if not 0, `product` is a batch of partial accumulators of so many ranges of k.
+    """
     p, c = product, config
     kind = GENERAL
-    if p.kernel == "gemm":
+    if p.kernel == "gemm" and not splits:
         kind = epilogue_kind(p, c.swap_ab)
         if kind == TMA_STORE and isinstance(c, MatmulEpilogue) and c.general:
             kind = TMA_RESIDUAL
@@ -112,13 +117,14 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     if loaded := loaded_operand(p, c.swap_ab):
         number, residual = loaded
         mapped = (*mapped[:-1], len(ARRAYS[p.kernel]) + number)
-    task = replace(task, tma_store_epilogue=kind == TMA_STORE)
+    if not splits:
+        task = replace(task, tma_store_epilogue=kind == TMA_STORE)
     tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
-    clusters = (
-        tiles if c.split_k > 1 else min(tiles, max(1, target.multiprocessors // c.cluster.size))
-    )
+    clusters = tiles
+    if c.split_k == 1 and splits <= 1:
+        clusters = min(tiles, max(1, target.multiprocessors // c.cluster.size))
     sizes = clusters * c.cluster.size, c.shared_bytes(task)
-    kernel = get_kernel(target, c.variant(task))
+    kernel = get_kernel(target, c.variant(task, splits))
     operands = _operand_maps(p, task, c)
     if p.kernel == "dequant_softmax":
         params = zeros("gemm/epilogue/partial_softmax.cuh", "PartialSoftmaxParams")
@@ -130,7 +136,9 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     else:
         results = _output_maps(p, c, kind, residual)
         dual = p.kernel == "dual_gemm"
-        params = _dual_params(p) if dual else _matmul_params(p, task, c, kind)
+        params = _dual_params(p) if dual else _matmul_params(p, kind)
+        if not dual:
+            params["k_tiles_per_split"] = k_tiles_per_split(c, p.k, max(1, splits))
         _fill_common(params, p, task, {**operands, **results})
     # Kernel order: each operand's map and edge map, then the results' maps.
     layouts = {_A: task.layout_a, _B: task.layout_b, _B2: task.layout_b}
@@ -138,7 +146,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     for operand, of_operand in operands.items():
         maps += of_operand, edge_map(of_operand, layouts[operand])
     maps += results.values()
-    group = _tiles_per_group(c.cluster_tile, task)
+    group = tiles_per_group(c.cluster_tile, task)
     fill_order(params["order"], *c.cluster_tiles(p.m, p.n), task.batch, group)
     params["num_k_tiles"] = math.ceil(p.k / c.tile_k)
     places = PLACES[p.kernel]
@@ -152,7 +160,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     return mapped_launch(target, kernel, sizes, tuple(maps), places, by_value, mapped)
 
 
-def _tiles_per_group(tile: tuple[int, int], task: GemmTask) -> int:
+def tiles_per_group(tile: tuple[int, int], task: GemmTask) -> int:
     """Rows of tiles in a group of the rasterisation (TileOrder).
 
     Neighbouring SMs read an operand that they share from L2 once.  So blocks that start together
@@ -203,7 +211,7 @@ def _output_maps(
     return maps
 
 
-def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.ndarray:
+def _matmul_params(p: Product, kind: int) -> np.ndarray:
     params = zeros("gemm/epilogue/matmul.cuh", "MatmulParams")
     fill_epilogue(params["epilogue"], p)
     params["epilogue_kind"] = kind

@@ -5,7 +5,7 @@ The Python half of kernels_cu/gemm/policies.cuh.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ..arguments import config_class
 
@@ -61,4 +61,13 @@ class SplitK:
         return f"gemm::SplitK<{self.size}>"
 
 
+class Scheduler(NamedTuple):
+    """Which tiles, and which range of k, a block computes: the C++ type and its file."""
+
+    name: str
+    file: str
+
+
 COOPERATIVE, NO_CLUSTER = Cooperative(), Multicast()
+PERSISTENT = Scheduler("PersistentScheduler", "gemm/scheduler.cuh")
+SPLIT_K = Scheduler("SplitKScheduler", "gemm/scheduler_split_k.cuh")

@@ -22,10 +22,7 @@ from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     ARRAYS,
-    BLOCK,
-    FP4,
     OPERANDS,
-    Groups,
     Matrix,
     Product,
     fill_batch,
@@ -33,19 +30,19 @@ from .product import (
     fill_formula,
     product_dims,
 )
+from .sm90_config import k_tiles_per_split
 from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
 _RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks per multiprocessor
 _OUT = ARRAYS["gemm"].index("out")
-_WORD_K = 64  # k that a 32-bit word of scales covers; nvfp4.cuh: kWordK
 SplitConfig = Sm90GemmConfig | Sm90Fp8GemmConfig | Sm90MixedGemmConfig
 
 
 @config_class
 class SplitKWorkspace:
-    """`config` computes `splits` ranges of K, each of whole stages.  A second launch adds the
-    partial accumulators and applies the epilogue."""
+    """`config` computes `splits` ranges of K, each of equally many stages but the last, which can
+    have fewer.  A second launch adds the partial accumulators and applies the epilogue."""
 
     config: SplitConfig
     splits: int
@@ -55,23 +52,26 @@ class SplitKWorkspace:
         return self.config.num_threads
 
     def split(self, task: GemmTask) -> GemmTask:
-        """The task of the first launch: a batch of partial accumulators."""
+        """The task of the first launch: a batch of partial accumulators, each of k of a split."""
         plain = replace(
             task,
-            tma_store_epilogue=False,
-            tma_store_decoded=False,
+            tma_store_epilogue=True,  # the mainloop may have any width
+            tma_store_decoded=True,
             slow_activation=False,
             scale_vectors=False,
             formula=None,
         )
-        return replace(plain, batch=self.splits, k=task.k // self.splits)
+        k = task.k
+        if self.splits > 1:
+            k = self.config.tile_k * k_tiles_per_split(self.config, k, self.splits)
+        return replace(plain, batch=self.splits, k=k)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.split(task))
 
     def variant(self, task: GemmTask) -> Variant:
         """The variant of the first launch."""
-        return self.config.variant(self.split(task))
+        return self.config.variant(self.split(task), self.splits)
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None if it can."""
@@ -82,11 +82,16 @@ class SplitKWorkspace:
             return "split-K with a workspace is of one product with a multiple of 4 columns"
         if t.a in (dtypes.int8, dtypes.float32):
             return f"split-K with a workspace has no kernel for {t.a} operands"
-        if not t.k or t.k % (splits * max(1, self.config.tile_k)):
-            return f"{splits} splits of k = {t.k} are not of whole stages"
+        if not t.k or self.config.tile_k < 1:
+            return f"split-K takes whole stages of k; got k = {t.k} and {self.config}"
+        if (splits - 1) * self.split(t).k >= t.k:
+            return f"the last of {splits} splits of k = {t.k} would be empty"
         if splits * t.m * t.n >= 2**31:
             return f"{splits} splits of {t.m} x {t.n} accumulators need too large a workspace"
-        return self.config.refusal(self.split(t), device)
+        part = self.split(t)
+        if self.config.in_halves(part):
+            return "the mainloop of columns in two halves stores 16-bit results alone"
+        return self.config.refusal(part, device)
 
 
 class SplitPlan(NamedTuple):
@@ -113,39 +118,30 @@ def partials_pitch(n: int) -> int:
     return -(-n // _RUN) * _RUN
 
 
-def _elements(x: Matrix, k: int) -> int:
-    """Elements of memory along k: two FP4 codes share one."""
-    return k // 2 if x.dtype == FP4 else k
-
-
 def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> SplitPlan:
     """The plan of split-K with a workspace.
 
     plan_of: maps the Product of the splits, a batch of partial accumulators, to its plan.
     """
-    p, depth = product, product.k // splits
+    p = product
 
-    def groups_of(groups: Groups | None) -> Groups | None:
-        if groups is None:
-            return None
-        return groups._replace(batch_strides=(depth // _WORD_K * groups.word,))
+    def all_of(x: Any) -> Any:  # every split takes its range of k of the same operand
+        return x and x._replace(batch_strides=(0,))
 
-    blocks = depth // BLOCK
     scale_a, scale_b = (p.scale_a, p.scale_b) if p.block_scales else (None, None)
     of_splits = Product(
-        *((splits,), p.m, p.n, depth),
-        p.a._replace(batch_strides=(_elements(p.a, depth) * p.a.col,)),
-        p.b._replace(batch_strides=(_elements(p.b, depth) * p.b.row,)),
+        *((splits,), p.m, p.n, p.k),
+        *(all_of(p.a), all_of(p.b)),
         Matrix(dtypes.float32, (p.m * p.n,), p.n, 1, True),
         bias=None,
         residual=None,
-        scale_a=scale_a and scale_a._replace(batch_strides=(blocks * scale_a.col,)),
-        scale_b=scale_b and scale_b._replace(batch_strides=(blocks * scale_b.row,)),
+        scale_a=all_of(scale_a),
+        scale_b=all_of(scale_b),
         alpha=1.0,
         activation=None,
         block_scales=p.block_scales,
-        groups_a=groups_of(p.groups_a),
-        groups_b=groups_of(p.groups_b),
+        groups_a=all_of(p.groups_a),
+        groups_b=all_of(p.groups_b),
     )
     operands: tuple[str, ...] = ("a", "b", "groups_a", "groups_b")
     if p.block_scales:

@@ -2,7 +2,8 @@
 
 The model (gemm/sm90_heuristic.py: estimate) is linear in its times; a launch adds a constant.  The
 fit minimises squared relative errors, with a weak pull to the old values, so that a time that no
-sweep determines stays.  Held-out shapes judge the fit.
+sweep determines stays.  Samples that memory binds by the old times say nothing about a tile's and
+are left out.  Held-out shapes judge the fit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from .. import dtypes, tuned
 from ..gemm import sm90_heuristic
+from ..gemm.decode_first import DecodeFirst
 from ..gemm.gemm_task import GemmTask
 from ..gemm.split_plan import SplitConfig, SplitKWorkspace
 from ..targets.limits import multiprocessors
@@ -119,6 +121,23 @@ def model_constants(times: Mapping[str, float]) -> dict[str, Any]:
     return {**tuned.constants(sm90_heuristic.ARCH, "gemm"), **_nested(times)}
 
 
+def _linear(times: Mapping[str, float]) -> dict[str, Any]:
+    """Return the constants of the model without the bound by memory, which is not linear."""
+    return {**model_constants(times), "memory_bytes": float("inf")}
+
+
+def _reads(sample: Sample, times: Mapping[str, float], blocks: int) -> float:
+    """Return what the reads from memory add to the prediction."""
+    return sample.predict(times, blocks) - sample.predict(times, blocks, _linear(times))
+
+
+def _is_bound_by_memory(sample: Sample, times: Mapping[str, float], blocks: int) -> bool:
+    constants, config, task = model_constants(times), sample.tile.config, sample.task
+    task = config.decoded(task) if isinstance(config, DecodeFirst) else task
+    hidden = constants["memory_exposed"] * sm90_heuristic.read_us(task, constants)
+    return _reads(sample, times, blocks) > 1.05 * hidden
+
+
 def _nested(times: Mapping[str, float]) -> dict[str, Any]:
     """{"decode.gemm": 2.5} -> {"decode": {"gemm": 2.5}}"""
     made: dict[str, Any] = {}
@@ -215,7 +234,8 @@ def fit(found: Sequence[Sample], seed: int = 0, only: Sequence[str] = ()) -> Fit
     names = list(old)
     free = np.array([not only or x == LAUNCH or x.startswith(tuple(only)) for x in names])
     zero = dict.fromkeys(names, 0.0)
-    units = [(unit, blocks, model_constants(unit)) for x in names for unit in [{**zero, x: 1.0}]]
+    units = [(unit, blocks, _linear(unit)) for x in names for unit in [{**zero, x: 1.0}]]
+    seen = [s for s in seen if not _is_bound_by_memory(s, old, blocks)]
     parts = np.zeros((len(seen), len(names)))
     for part, sample in zip(parts, seen, strict=True):
         for i in sample.parts(names):
@@ -223,7 +243,8 @@ def fit(found: Sequence[Sample], seed: int = 0, only: Sequence[str] = ()) -> Fit
     scale = np.array([old[name] or 1.0 for name in names])  # times in units of their old values
     measured = np.array([s.us for s in seen])
     present = np.array(list(old.values()))
-    rest = 1 - parts[:, ~free] @ present[~free] / measured  # of which `free` are the parts
+    reads = np.array([_reads(s, old, blocks) for s in seen])
+    rest = 1 - (reads + parts[:, ~free] @ present[~free]) / measured  # `free` make up the rest
     rows = np.concatenate([parts * scale / measured[:, None], _WEAK * np.eye(len(names))])
     wanted = np.concatenate([rest, _WEAK * (present != 0)])
     solved = present.copy()

@@ -30,6 +30,7 @@ from gemm_hopper_problems import (
     PROBLEMS,
     SCALED,
     SPLITS,
+    UNEVEN_SPLITS,
     WIDTHS,
     check_fp8_integers,
     check_parts_of_k,
@@ -45,6 +46,7 @@ from cupykern import check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.product import MN_MAJOR
 from cupykern.gemm.sm90_config import Sm90Config
+from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.targets import UnavailableError, host, host_compiler
@@ -65,7 +67,7 @@ CASES = [
         (problems, config, slice(i % min(3, len(configs)), None, min(3, len(configs))))
         for problems, configs in (
             *(FEW_ROWS, FP8, HALVES, *WIDTHS, INT8, MIXED, MIXED_BLOCKS, FP4),
-            *(MANY_GROUPS, SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
+            *(MANY_GROUPS, SPLITS, UNEVEN_SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
         )
         for i, config in enumerate(configs)
     ),
@@ -73,9 +75,12 @@ CASES = [
 
 
 def computes(config, problem) -> bool:
+    of_product = getattr(problem, "product", problem)
+    if isinstance(config, SplitKWorkspace):  # no split is empty
+        stages = -(-of_product.k // config.config.tile_k)
+        return (config.splits - 1) * -(-stages // config.splits) < stages
     if not isinstance(config, Sm90Config):
         return True
-    of_product = getattr(problem, "product", problem)
     if config.split_k > 1 and of_product.k <= (config.split_k - 1) * config.tile_k:
         return False  # each block of the cluster has a stage
     # Few columns of accumulators are of a K-major a.

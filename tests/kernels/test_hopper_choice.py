@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupykern import dtypes
-from cupykern.gemm import gemm, product, sm90_heuristic
+from cupykern.gemm import gemm, product, sm90_heuristic, sm90_plan
 from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.sm90_config import Sm90Config
@@ -50,8 +50,8 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.int8, "m": 17, "n": 28672}, (32, 64), True),
         ({"b": dtypes.int8, "m": 64, "n": 28672}, (64, 128), False),
         ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), False),
-        ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
-        ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
+        ({"b": product.FP4, "m": 64, "n": 8192}, (80, 128), False),
+        ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (80, 128), False),
         (OF_BLOCKS | {"m": 64}, (32, 64), True),
         (OF_BLOCKS | {"m": 64, "n": 6144}, (64, 64), True),
         (OF_BLOCKS | {"m": 64, "n": 28672}, (64, 128), False),
@@ -60,7 +60,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
         (OF_BLOCKS | {"b": dtypes.int8, "m": 64}, (64, 64), True),
         ({"a": dtypes.int8, "b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
         ({"a": dtypes.int8, "b": dtypes.int8, "m": 256}, (128, 64), False),
-        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 176), False),
+        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 128), False),
         (
             {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192, "batch": 2},
             (32, 128),
@@ -69,7 +69,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
     ],
 )
 def test_tiles_of_other_dtypes(changes, tile, sliced_k):
-    config = gemm.choose_config(task(**changes), "sm_90a", 132)
+    config = first_launch(gemm.choose_config(task(**changes), "sm_90a", 132))
     assert (config.tile_m, config.tile_n) == tile
     for blocks in (132, 114):  # the order of accumulation is the same
         config = gemm.choose_config(task(**changes), "sm_90a", blocks)
@@ -95,6 +95,11 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel, blocks):
     assert len({tuple(map(order_of_k, first)) for first in found}) == 1
 
 
+def first_launch(config):
+    """The config of the launch that multiplies."""
+    return config.config if isinstance(config, SplitKWorkspace) else config
+
+
 def order_of_k(config) -> tuple:
     """All of a config that decides in which order products are added."""
     splits = config.splits if isinstance(config, SplitKWorkspace) else 1
@@ -109,14 +114,14 @@ def order_of_k(config) -> tuple:
         (300, 100352, 132, (152, 128)),  # swap-AB: 304 rows instead of 384
         (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
-        (768, 4096, 132, (128, 192)),  # one round
-        (3072, 3072, 132, (128, 192)),
+        (768, 4096, 132, (192, 128)),  # one round
+        (3072, 3072, 132, (192, 128)),
         (5120, 5120, 132, (160, 128)),
-        (4096, 4096, 114, (200, 128)),
-        (320, 4096, 132, (160, 64)),  # one round of 128 tiles, no row that is not there
+        (4096, 4096, 114, (128, 128)),
+        (320, 4096, 132, (80, 128)),  # one round of 128 tiles, no row that is not there
         (384, 4096, 132, (96, 128)),
         (512, 14336, 132, (128, 160)),
-        (256, 4096, 132, (128, 64)),
+        (256, 4096, 132, (64, 128)),
         (64, 8192, 132, (64, 64)),
     ],
 )
@@ -129,11 +134,11 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
     ("m", "n", "k", "cols"),
     [
         (4096, 7168, 2048, 176),  # 10 rounds instead of 14
-        (4096, 14336, 4096, 192),
+        (4096, 14336, 4096, 176),
         (8192, 8192, 8192, 192),
-        (4096, 4096, 4096, 176),
+        (4096, 4096, 4096, 128),
         (512, 4096, 7168, 128),
-        (256, 4096, 7168, 64),  # swap-AB: 128 rows of a
+        (256, 4096, 7168, 128),  # swap-AB: 64 rows of a
     ],
 )
 def test_columns_of_fp8(m, n, k, cols):
@@ -143,16 +148,23 @@ def test_columns_of_fp8(m, n, k, cols):
     assert config.in_halves(sizes) == (cols > 128)
     general = replace(sizes, tma_store_epilogue=False)
     for other in (general, replace(general, block_scales=True)):
-        assert gemm.choose_config(other, "sm_90a", 132).tile_n == (64 if m == 256 else 128)
+        assert first_launch(gemm.choose_config(other, "sm_90a", 132)).tile_n == 128
 
 
-@pytest.mark.parametrize(("m", "ones"), [(128, True), (640, True), (641, False)])
-def test_one_warpgroup_is_for_few_rows(m, ones):
-    """(1024, 1024, 16384) takes 77 us by one warpgroup's tiles instead of 66."""
-    n = 8192 if m == 128 else 1024
-    config, *others = sm90_heuristic.configs(task(m=m, n=n, k=16384), device("sm_90a", 132))
-    assert (config.schedule == Cooperative(1)) == ones
-    assert ones or any(other.schedule == Cooperative(1) for other in others)
+@pytest.mark.parametrize(
+    ("tile", "n", "tiles"),
+    [
+        ((128, 256), 8192, 16),  # a group has as many rows as 8 tiles have columns
+        ((128, 128), 8192, 8),
+        ((128, 64), 8192, 4),
+        ((64, 128), 8192, 16),
+        ((176, 128), 8192, 6),  # even, so that a pair of blocks shares columns
+        ((120, 128), 512, 2),  # few columns: all are in a wave anyway
+        ((256, 64), 64, 2),
+    ],
+)
+def test_a_group_of_tiles_is_about_as_high_as_wide(tile, n, tiles):
+    assert sm90_plan.tiles_per_group(tile, task(n=n)) == tiles
 
 
 def test_clusters_for_rows_that_begin_anywhere():
@@ -176,18 +188,17 @@ def test_ping_pong_for_slow_epilogues():
     assert isinstance(
         gemm.choose_config(task(slow_activation=True), "sm_90a", 132).schedule, PingPong
     )
-    for m, tile_n in ((4096, 128), (256, 64), (64, 64)):
+    for m, tile in ((4096, (128, 128)), (256, (128, 64)), (64, (64, 64))):
         general = task(m=m, slow_activation=True, tma_store_epilogue=False)
-        config = gemm.choose_config(general, "sm_90a", 132)
-        config = config.config if isinstance(config, SplitKWorkspace) else config
-        assert (config.tile_m, config.tile_n) == (128, tile_n)
-        assert isinstance(config.schedule, PingPong) == (tile_n == 128)
+        config = first_launch(gemm.choose_config(general, "sm_90a", 132))
+        assert (config.tile_m, config.tile_n) == tile
+        assert isinstance(config.schedule, PingPong) == (m == 4096)
 
 
 @pytest.mark.parametrize(
     ("changes", "tile", "splits"),
     [
-        ({"m": 512, "n": 512, "k": 16384}, (128, 64), 4),
+        ({"m": 512, "n": 512, "k": 16384}, (128, 128), 8),
         ({"m": 512, "n": 512, "k": 16384, "layout_b": MN_MAJOR}, (128, 64), 4),
         ({"m": 1024, "n": 1024, "k": 32768}, (128, 128), 2),
         ({"m": 64, "n": 1024, "k": 4096}, (64, 64), 1),
@@ -197,8 +208,8 @@ def test_ping_pong_for_slow_epilogues():
             (128, 256),
             16,
         ),
-        ({"m": 24, "n": 512, "k": 8192, "layout_b": MN_MAJOR}, (128, 64), 16),
-        ({"m": 512, "n": 512, "k": 16384 + 64}, None, 1),  # no splits of whole stages
+        ({"m": 24, "n": 512, "k": 8192, "layout_b": MN_MAJOR}, (64, 64), 16),
+        ({"m": 512, "n": 512, "k": 16384 + 64}, (64, 128), 4),  # the last split has fewer stages
         ({"m": 512, "n": 512, "k": 16384, "batch": 2}, None, 1),
         ({"m": 512, "n": 512, "k": 1024}, None, 1),  # the second launch takes longer
         ({"m": 4096, "n": 4096, "k": 16384}, None, 1),
@@ -257,7 +268,8 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         ),
         (SplitKWorkspace(CONFIG, 0), {}, "sm_90a", "splits must be positive"),
         (SplitKWorkspace(CONFIG, 2), {"batch": 2}, "sm_90a", "is of one product"),
-        (SplitKWorkspace(CONFIG, 4), {"k": 4096 + 64}, "sm_90a", "4 splits of k = 4160 are not"),
+        (SplitKWorkspace(CONFIG, 5), {"k": 6 * 64}, "sm_90a", "the last of 5 splits of k = 384"),
+        (SplitKWorkspace(CONFIG, 2), {"k": 0}, "sm_90a", "takes whole stages of k; got k = 0"),
         (SplitKWorkspace(CONFIG, 64), {"m": 16384}, "sm_90a", "need too large a workspace"),
         (SplitKWorkspace(CONFIG, 2), {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         (replace(CONFIG, cluster=SplitK(2), stages=2), {}, "sm_90a", "fill more than the stages"),

@@ -191,11 +191,11 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
         task = replace(
             task,
             m=draw.choice(
-                (4, 12, 32, 64, 120, 128, 192, 200, 208, 256, 384, 512, 744, 768)
-                + (768, 1024, 3072, 4096, 5120)
+                (4, 12, 32, 64, 120, 128, 192, 200, 208, 256, 384, 480, 512, 744, 768)
+                + (768, 1024, 3072, 4096, 4800, 5120)
             ),
-            n=draw.choice((256, 1024, 3072, 4096, 4096, 5120, 14336, 131072)),
-            k=draw.choice((1024, 4096, 8192)),
+            n=draw.choice((256, 512, 1024, 3072, 4096, 4096, 5120, 14336, 131072)),
+            k=draw.choice((1024, 4096, 8192, 16384)),
             tma_store_epilogue=draw.choice((True, True, False)),
             aligned_128=draw.choice(
                 (True, True, (task.layout_a, task.layout_b) != (K_MAJOR, K_MAJOR))

@@ -328,22 +328,38 @@ SPLITS = (
         ),
         MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F"),
         MatmulProblem(64, 64, 256, layout_b="F", kind="special"),
+        MatmulProblem(72, 140, 648, layout_b="F", kind="exact"),  # 11 stages, the last of 8
     ),
     (
         SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4),
-        SplitKWorkspace(Sm90GemmConfig(128, 128, 64, 6, cluster=Multicast(2)), 2)
+        SplitKWorkspace(Sm90GemmConfig(128, 128, 64, 6, cluster=Multicast(2)), 2),
     ),
 )  # fmt: skip
+# Splits of unequal length, and tiles whose columns no other epilogue of FP32 has.
+UNEVEN_SPLITS = (
+    (
+        MatmulProblem(100, 140, 648, layout_b="F", kind="exact"),
+        MatmulProblem(333, 132, 456, "bfloat16", layout_b="F", bias=(132,), activation="gelu"),
+        MatmulProblem(20, 68, 1096, layout_b="F", residual=(20, 68)),
+    ),
+    (
+        SplitKWorkspace(Sm90GemmConfig(88, 128, 64, 6, PingPong(), swap_ab=True), 4),
+        SplitKWorkspace(Sm90GemmConfig(128, 144, 64, 4, PingPong()), 3),
+        SplitKWorkspace(Sm90GemmConfig(136, 64, 64, 6, Cooperative(1), swap_ab=True), 4),
+    ),
+)
 
 FP8_SPLITS = (
     (
         fp8(140, 136, 512, "rows", bias=(136,)),
         fp8(72, 68, 512, "tensor", out_dtype="float32"),
         fp8(24, 136, 1024, "blocks", bias=(136,), activation="silu"),
+        fp8(60, 72, 640, "blocks"),
     ),
     (
-        SplitKWorkspace(Sm90Fp8GemmConfig(128, 128, 5, general=True), 4),
-        SplitKWorkspace(Sm90Fp8GemmConfig(16, 64, 18, SlicedK(), swap_ab=True, general=True), 2),
+        SplitKWorkspace(Sm90Fp8GemmConfig(128, 128, 5), 4),
+        SplitKWorkspace(Sm90Fp8GemmConfig(16, 64, 18, SlicedK(), swap_ab=True), 2),
+        SplitKWorkspace(Sm90Fp8GemmConfig(56, 64, 9, Cooperative(1), swap_ab=True), 3),
     ),
 )
 MIXED_SPLITS = (
@@ -352,18 +368,24 @@ MIXED_SPLITS = (
         mixed(72, 144, 512, "int8", "bfloat16", layout_b="C", residual=(72, 144)),
         ScaledProblem(mixed(40, 264, 1024, a="bfloat16", layout_b="F", bias=(264,)), "blocks of b"),
         ScaledProblem(mixed(24, 136, 512, layout_b="F", out_dtype="float32"), "blocks"),
+        ScaledProblem(mixed(100, 136, 656, layout_b="F"), "rows"),
     ),
     (
-        SplitKWorkspace(Sm90MixedGemmConfig(128, 128, 128, 3, general=True), 2),
-        SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 128, 8, SlicedK(), general=True), 4),
+        SplitKWorkspace(Sm90MixedGemmConfig(128, 128, 128, 3), 2),
+        SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 128, 8, SlicedK()), 4),
+        SplitKWorkspace(Sm90MixedGemmConfig(72, 128, 128, 3), 3),
     ),
 )
 FP4_SPLITS = (
     (
         fp4(40, 136, 1024, bias=(136,)),
         ScaledProblem(MatmulProblem(20, 72, 512, NVFP4, NVFP4, layout_b="F"), "tensor"),
+        fp4(90, 136, 640),
     ),
-    (SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 256, 4, SlicedK()), 2),),
+    (
+        SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 256, 4, SlicedK()), 2),
+        SplitKWorkspace(Sm90MixedGemmConfig(80, 128, 128, 4), 3),
+    ),
 )
 
 

@@ -5,6 +5,7 @@
 #include "gemm/epilogue/ops.cuh"
 #include "gemm/epilogue/residual.cuh"
 #include "gemm/epilogue/store_global.cuh"
+#include "gemm/epilogue/store_partials.cuh"
 #include "gemm/epilogue/store_tma.cuh"
 #include "gemm/epilogue/store_tma_swap_ab.cuh"
 #include "gemm/load_tile.cuh"
@@ -18,14 +19,16 @@ namespace gemm {
 // TmaStore: 16-bit outputs without residual.
 // General: all others.  There kTmaResidualEpilogue selects a TMA store too, for a residual, an FP32
 // output, or scales of 16-bit matrices.
+// Partials: the FP32 accumulators as they are, without staging, for split-K with a workspace.
 struct TmaStore {};
 struct General {};
+struct Partials {};
 enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
 
 struct MatmulParams {
     BatchLayout batch;
     TileOrder order;
-    int64_t num_k_tiles;
+    int64_t num_k_tiles, k_tiles_per_split;        // per split: SplitKScheduler
     MatrixStrides block_scales_a, block_scales_b;  // strides of scale_a and scale_b, if kByBlock
     EpilogueParams epilogue;
     int64_t tma_stores, epilogue_kind;
@@ -76,8 +79,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Loader = TileLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
-    static constexpr bool kGeneral = kSame<Kind, General>;
-    static_assert(kGeneral || kSame<Kind, TmaStore>, "an epilogue");
+    static constexpr bool kGeneral = kSame<Kind, General>, kPartials = kSame<Kind, Partials>;
+    static_assert(kGeneral || kPartials || kSame<Kind, TmaStore>, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kScaledParts = Mainloop::kScaledParts;
     static constexpr bool kByBlock = kScaledParts || Mainloop::kBlockScales;
@@ -85,11 +88,12 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
 
-    using Tile = EpilogueTile<Mainloop, kGeneral>;
+    using Tile = EpilogueTile<Mainloop, kGeneral || kPartials>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
     // The epilogue runs inside the mainloop's loop over tiles (mma_tiles).
-    static constexpr bool kBackToBack = kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB;
+    static constexpr bool kBackToBack =
+        kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB && !kPartials;
     // One set of broadcasts per concurrent tile; FP8's wide tiles have another for the next tile,
     // whose mainloop can be shorter than its loads.
     static constexpr int kBroadcasts = kPingPong                         ? kConsumers
@@ -120,7 +124,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         : params(params),
           arguments(arguments),
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
-          is_tma_store(!kGeneral || is_tma_residual) {}
+          is_tma_store(!kPartials && (!kGeneral || is_tma_residual)) {}
 
     DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
         return params.batch.offset(operand, tile.batch);
@@ -269,6 +273,18 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         }
         template <class Scheduler>
         DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
+            if constexpr (kPartials) {
+                const EpilogueParams& p = epilogue.params.epilogue;
+                float* out =
+                    static_cast<float*>(epilogue.arguments.out) + epilogue.offset(tile, kOut);
+                StorePartials<Tile>::store(out, int(p.m), int(p.n), work.first_row, work.first_col,
+                                           accumulator);
+            } else {
+                store_result(tile, count, accumulator);
+            }
+        }
+        DEVICE void store_result(const GemmWorkTile& tile, int count,
+                                 const Accumulator& accumulator) {
             const MatmulParams& params = epilogue.params;
             if (epilogue.is_tma_store) {
                 Broadcast& broadcast = shared.broadcasts[kPingPong ? warpgroup : 0];
