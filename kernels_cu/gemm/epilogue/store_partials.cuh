@@ -1,5 +1,5 @@
-// Stores partial accumulators for split-K with a workspace: from registers, a sector of 32 bytes per
-// four or eight lanes, without staging and the code of an epilogue.
+// Stores partial accumulators for split-K with a workspace: from registers, a sector of 32 bytes
+// per four or eight lanes, without staging and the code of an epilogue.
 #pragma once
 #include "gemm/epilogue/tile.cuh"
 #include "common/vector.cuh"
