@@ -2,8 +2,8 @@
 
 The model: time = launches before and after + waves x (us x k / 4096 + tile_us).  us is the time of
 a tile's mainloop; tile_us is the time of its prologue and epilogue, a part of which ping-pong hides
-behind the next tile.  The constants are data: cupykern/tuned/sm_90a.json says what each one means
-and what it was measured on.
+behind the next tile.  The mainloops take at least the time that memory needs for the operands.  The
+constants are data: cupykern/tuned/sm_90a.json says what each one means and what it was measured on.
 """
 
 from __future__ import annotations
@@ -284,25 +284,23 @@ def _accumulation(config: Sm90Config | SkinnyLogitsConfig) -> tuple[bool, int]:
 def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
     """The fastest split-K config with a workspace if it is faster than `whole`, the us without it.
 
-    Tiles times splits do not exceed the SMs.  FP32 partial accumulators need the general epilogue.
+    Tiles times splits do not exceed the SMs.
     """
-    if not task.aligned_128:
+    if not task.aligned_128 or task.batch > 1:
         return ()
-    times = {}
+    best: SplitKWorkspace | None = None
+    least = _C["split_gain"] * whole
     for tile in tiles_of(task):
-        if not isinstance(tile.config, SplitConfig):
+        if not isinstance(tile.config, SplitConfig) or tile.config.split_k > 1:
             continue
+        most = min(_SMS // max(1, _num_tiles(tile, task)), task.k // _C["split_least_k"])
         for splits in _C["splits"]:
-            config = SplitKWorkspace(tile.config, splits)
-            if (
-                tile.config.split_k == 1
-                and task.k >= splits * _C["split_least_k"]
-                and splits * _num_tiles(tile, task) <= _SMS
-                and config.refusal(task, device) is None
-            ):
-                times[config] = estimate(tile, task, _SMS, splits)
-    best = min(times, key=times.__getitem__, default=None)
-    return (best,) if best is not None and times[best] < _C["split_gain"] * whole else ()
+            if splits > most:
+                break
+            us, config = estimate(tile, task, _SMS, splits), SplitKWorkspace(tile.config, splits)
+            if us < least and config.refusal(task, device) is None:  # last: it takes the longest
+                best, least = config, us
+    return () if best is None else (best,)
 
 
 def _slices_k(task: GemmTask) -> bool:

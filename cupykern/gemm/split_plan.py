@@ -53,18 +53,19 @@ class SplitKWorkspace:
 
     def split(self, task: GemmTask) -> GemmTask:
         """The task of the first launch: a batch of partial accumulators, each of k of a split."""
-        plain = replace(
+        k = task.k
+        if self.splits > 1:
+            k = self.config.tile_k * k_tiles_per_split(self.config, k, self.splits)
+        return replace(
             task,
+            batch=self.splits,
+            k=k,
             tma_store_epilogue=True,  # the mainloop may have any width
             tma_store_decoded=True,
             slow_activation=False,
             scale_vectors=False,
             formula=None,
         )
-        k = task.k
-        if self.splits > 1:
-            k = self.config.tile_k * k_tiles_per_split(self.config, k, self.splits)
-        return replace(plain, batch=self.splits, k=k)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.split(task))
