@@ -3,9 +3,10 @@
 // Persistent and warp-specialised: one producer warpgroup issues TMA loads, the consumer warpgroups
 // run wgmma and the epilogue.
 // Types: Mainloop (gemm/mainloop_sm90.cuh), Epilogue, a MatmulEpilogue, and Scheduler
-// (gemm/scheduler.cuh).
-// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 256, 384 or 512), dynamic
-// shared memory sizeof(Kernel::SharedStorage).  Tensor maps: MatmulArguments.
+// (gemm/scheduler.cuh, gemm/scheduler_split_k.cuh).
+// Launch: grid (any; with SplitKScheduler a block per tile and split; clusters of kClusterSize),
+// block (kNumThreads = 256, 384 or 512), dynamic shared memory sizeof(Kernel::SharedStorage).
+// Tensor maps: MatmulArguments.
 #include "gemm/epilogue/matmul.cuh"
 #include "gemm/kernel_sm90.cuh"
 

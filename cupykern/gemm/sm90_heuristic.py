@@ -146,8 +146,8 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
     """Those of `configs` that are compiled ahead, not when they are chosen.
 
-    SplitKWorkspace's first launch has one variant ahead for each mainloop: that of (512, 512,
-    16384), of K-major operands, with BF16 for both 16-bit dtypes.
+    For the compile gates SplitKWorkspace's first launch has one variant for each pair of dtypes,
+    with BF16 for both of 16 bits: that of (512, 512, 16384) with K-major operands.
     """
     on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
     ahead = [x for x in configs if x not in on_call and not isinstance(x, SplitKWorkspace)]
@@ -245,10 +245,10 @@ def _accumulators_first(task: GemmTask, device: Device) -> tuple[SplitKWorkspace
     configs = (
         (tile, SplitKWorkspace(tile.config, 1))
         for tile in tiles_of(task)
-        if isinstance(tile.config, SplitConfig) and "general" in tile.epilogues
+        if isinstance(tile.config, SplitConfig)
     )
     times = {
-        config: estimate(tile, config.split(task), _SMS)
+        config: estimate(replace(tile, cold_us=0.0), config.split(task), _SMS)
         for tile, config in configs
         if config.refusal(task, device) is None
     }
@@ -274,11 +274,13 @@ def _is_for_few_rows(config: Sm90Config | SkinnyLogitsConfig) -> bool:
     return isinstance(config.schedule, SlicedK) or split
 
 
-def _accumulation(config: Sm90Config | SkinnyLogitsConfig) -> tuple[bool, int]:
-    """(sliced-K, split_k): the order of accumulation depends on these."""
+def _accumulation(config: Sm90Config | SkinnyLogitsConfig) -> tuple[bool, int, int]:
+    """(sliced-K, split_k, tile_k where a stage decides who adds it): the order of accumulation
+    depends on these."""
     if isinstance(config, SkinnyLogitsConfig):
-        return False, 1
-    return isinstance(config.schedule, SlicedK), config.split_k
+        return False, 1, 0
+    sliced = isinstance(config.schedule, SlicedK)
+    return sliced, config.split_k, config.tile_k if sliced or config.split_k > 1 else 0
 
 
 def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
@@ -341,22 +343,14 @@ def estimate(
 ) -> float:
     """Estimated us until the busiest of `blocks` SMs is done.
 
-    splits > 1: of a SplitKWorkspace, its reduction included.  The estimate is linear in the tile's
-    times and the constants, so that tools/fit.py can fit them.
+    splits > 1: of a SplitKWorkspace, its reduction included.  Where memory does not bind, the
+    estimate is linear in the tile's times and the constants, so that tools/fit.py can fit them.
     """
     if splits > 1:
-        first = estimate(
-            tile,
-            SplitKWorkspace(cast(SplitConfig, tile.config), splits).split(task),
-            blocks,
-            1,
-            constants,
-        )
-        return (
-            first
-            + constants["split_launch"]
-            + splits * task.m * task.n * constants["split_element"]
-        )
+        part = SplitKWorkspace(cast(SplitConfig, tile.config), splits).split(task)
+        first = estimate(replace(tile, cold_us=0.0), part, blocks, 1, constants)
+        adds = splits * task.m * task.n * constants["split_element"]
+        return float(first + constants["split_launch"] + adds)
     c, before, num_tiles = tile.kernel, decode_a_us(task, constants), _num_tiles(tile, task)
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]

@@ -84,7 +84,9 @@ class SplitKWorkspace:
         if t.a in (dtypes.int8, dtypes.float32):
             return f"split-K with a workspace has no kernel for {t.a} operands"
         if not t.k or self.config.tile_k < 1:
-            return f"split-K takes whole stages of k; got k = {t.k} and {self.config}"
+            return f"split-K needs a positive k and tile_k; got k = {t.k} and {self.config}"
+        if self.config.split_k > 1:
+            return "k is split by a workspace or by the blocks of a cluster, not by both"
         if (splits - 1) * self.split(t).k >= t.k:
             return f"the last of {splits} splits of k = {t.k} would be empty"
         if splits * t.m * t.n >= 2**31:

@@ -1,9 +1,9 @@
 """Fit the times of the GEMM model (cupykern/tuned/<arch>.json) to sweeps.
 
-The model (gemm/sm90_heuristic.py: estimate) is linear in its times; a launch adds a constant.  The
-fit minimises squared relative errors, with a weak pull to the old values, so that a time that no
-sweep determines stays.  Samples that memory binds by the old times say nothing about a tile's and
-are left out.  Held-out shapes judge the fit.
+The model (gemm/sm90_heuristic.py: estimate) is linear in its times where memory does not bind; a
+launch adds a constant.  The fit minimises squared relative errors, with a weak pull to the old
+values, so that a time that no sweep determines stays.  Samples that memory binds by the old times
+say nothing about a tile's and are left out.  Held-out shapes judge the fit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -133,7 +133,10 @@ def _reads(sample: Sample, times: Mapping[str, float], blocks: int) -> float:
 
 def _is_bound_by_memory(sample: Sample, times: Mapping[str, float], blocks: int) -> bool:
     constants, config, task = model_constants(times), sample.tile.config, sample.task
-    task = config.decoded(task) if isinstance(config, DecodeFirst) else task
+    if isinstance(config, DecodeFirst):
+        task = config.decoded(task)
+    elif sample.splits > 1:
+        task = SplitKWorkspace(cast(SplitConfig, config), sample.splits).split(task)
     hidden = constants["memory_exposed"] * sm90_heuristic.read_us(task, constants)
     return _reads(sample, times, blocks) > 1.05 * hidden
 

@@ -73,7 +73,7 @@ def test_tiles_of_other_dtypes(changes, tile, sliced_k):
     assert (config.tile_m, config.tile_n) == tile
     for blocks in (132, 114):  # the order of accumulation is the same
         config = gemm.choose_config(task(**changes), "sm_90a", blocks)
-        _, _, sliced = order_of_k(config)
+        _, _, sliced, _ = order_of_k(config)
         assert sliced == sliced_k
 
 
@@ -104,7 +104,9 @@ def order_of_k(config) -> tuple:
     """All of a config that decides in which order products are added."""
     splits = config.splits if isinstance(config, SplitKWorkspace) else 1
     inner = config if isinstance(config, Sm90Config) else config.config
-    return splits, inner.split_k, isinstance(inner.schedule, SlicedK)
+    sliced = isinstance(inner.schedule, SlicedK)
+    by_stages = sliced or inner.split_k > 1  # a stage decides who adds it
+    return splits, inner.split_k, sliced, inner.tile_k if by_stages else 0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_columns_of_fp8(m, n, k, cols):
 @pytest.mark.parametrize(
     ("tile", "n", "tiles"),
     [
-        ((128, 256), 8192, 16),  # a group has as many rows as 8 tiles have columns
+        ((128, 256), 8192, 16),
         ((128, 128), 8192, 8),
         ((128, 64), 8192, 4),
         ((64, 128), 8192, 16),
@@ -163,7 +165,7 @@ def test_columns_of_fp8(m, n, k, cols):
         ((256, 64), 64, 2),
     ],
 )
-def test_a_group_of_tiles_is_about_as_high_as_wide(tile, n, tiles):
+def test_a_group_has_as_many_rows_as_eight_tiles_have_columns(tile, n, tiles):
     assert sm90_plan.tiles_per_group(tile, task(n=n)) == tiles
 
 
@@ -269,7 +271,11 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (SplitKWorkspace(CONFIG, 0), {}, "sm_90a", "splits must be positive"),
         (SplitKWorkspace(CONFIG, 2), {"batch": 2}, "sm_90a", "is of one product"),
         (SplitKWorkspace(CONFIG, 5), {"k": 6 * 64}, "sm_90a", "the last of 5 splits of k = 384"),
-        (SplitKWorkspace(CONFIG, 2), {"k": 0}, "sm_90a", "takes whole stages of k; got k = 0"),
+        (SplitKWorkspace(CONFIG, 2), {"k": 0}, "sm_90a", "a positive k and tile_k; got k = 0"),
+        (
+            SplitKWorkspace(replace(CONFIG, tile_n=128, cluster=SplitK(2)), 2), {}, "sm_90a",
+            "by a workspace or by the blocks of a cluster"
+        ),
         (SplitKWorkspace(CONFIG, 64), {"m": 16384}, "sm_90a", "need too large a workspace"),
         (SplitKWorkspace(CONFIG, 2), {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         (replace(CONFIG, cluster=SplitK(2), stages=2), {}, "sm_90a", "fill more than the stages"),

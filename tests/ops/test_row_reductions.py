@@ -20,14 +20,19 @@ from hypothesis import strategies as st
 from products import DUAL, MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
+from cupykern import dtypes
 from cupykern.expression.tree import REDUCTIONS
 from cupykern.gemm import gemm
+from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.portable_config import GemmConfig
+from cupykern.gemm.product import FP4, K_MAJOR
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.nvfp4 import random as random_nvfp4
+from cupykern.op import Call
 from cupykern.ops.problems import dual_gemm
 from cupykern.ops.problems.dual_gemm import FLOAT32, DualProblem
-from cupykern.ops.problems.products import NVFP4, PAIRS, ROWS, MatmulProblem, task_of
+from cupykern.ops.problems.products import NVFP4, PAIRS, ROWS, MatmulProblem, formula_of, task_of
 from cupykern.ops.problems.scaled import ScaledProblem
 from cupykern.reference.expression_rows import Terms, levels, reduce_rows, reduced
 from cupykern.targets import UnavailableError, offline
@@ -116,6 +121,23 @@ def test_mixed_input_on_hopper_stores_its_accumulators_first():
     problem = MatmulProblem(64, 512, 512, "bfloat16", "int8", layout_b="F", epilogue=ROWS)
     config = gemm.choose_config(task_of(problem), "sm_90a")
     assert isinstance(config, SplitKWorkspace) and config.splits == 1
+
+
+@needs.hopper
+@pytest.mark.parametrize("n", [136, 8192])
+def test_nvfp4_on_hopper_with_a_scale_per_row_of_a(target, n):
+    """No tile decodes first then; of mixed input none may be one of cluster split-K."""
+    m, k = 100, 512
+    formula, half = "acc, row_sum(acc * acc)", dtypes.float16
+    a, scale_a = random(target, (m, k), "float16", 1), random(target, (m, 1), "float32", 2)
+    b = random_nvfp4("unit", (n, k), 3, target.xp, "C")
+    read = formula_of(Call((a, b), {"epilogue": formula, "operands": {}}), (m, n), (half, half))
+    task = GemmTask(
+        *(1, m, n, k, half, FP4, K_MAJOR, K_MAJOR), scale_vectors=True, formula=read.code(half)
+    )
+    config = gemm.choose_config(task, "sm_90a")
+    assert isinstance(config, SplitKWorkspace)
+    assert compare(SCALED, a, b, scale_a, None, epilogue=formula, config=config).ok
 
 
 @pytest.mark.parametrize("sides", ["a", "b", "ab"])

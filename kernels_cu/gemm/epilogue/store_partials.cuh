@@ -1,5 +1,6 @@
-// Stores partial accumulators for split-K with a workspace: from registers, a sector of 32 bytes
-// per four or eight lanes, without staging and the code of an epilogue.
+// Stores partial accumulators for split-K with a workspace: from registers, without staging and
+// the code of an epilogue.  Four lanes, or with SwapAB eight, store a sector of 32 bytes; of 8-bit
+// MN-major weights every second word of two.
 #pragma once
 #include "gemm/epilogue/tile.cuh"
 #include "common/vector.cuh"
@@ -9,6 +10,7 @@ namespace gemm {
 template <class Tile> struct StorePartials {
     using Accumulator = typename Tile::Accumulator;
     static constexpr int kMmasM = Tile::kMmasM, kCols = Tile::kCols;
+    static_assert(!Tile::kSplitK, "of a cluster's blocks none has all columns");
 
     // out: a row-major (m, n) matrix, n even.  (row, col): the warp's first accumulator.
     DEVICE static void store(float* out, int m, int n, int row, int col,
