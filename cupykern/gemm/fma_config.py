@@ -27,6 +27,7 @@ from .product import (
     fill_batch,
     fill_epilogue,
     fill_order,
+    k_per_split,
     product_dims,
 )
 from .sm90_config import shared_memory_refusal
@@ -154,7 +155,7 @@ class FmaGemmConfig:
 
     def k_per_split(self, k: int) -> int:
         """K of a split, equal for all tile shapes so that they accumulate in the same order."""
-        return max(1, math.ceil(k / self.splits / _SPLIT)) * _SPLIT
+        return k_per_split(k, self.splits, _SPLIT)
 
 
 # --- plans ---------------------------------------------------------------------------------------

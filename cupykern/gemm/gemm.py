@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ from .product import (
     fill_formula,
     fill_operand,
     fill_order,
+    k_per_split,
     product_dims,
 )
 from .row_reductions import MergedRowsPlan, merged_rows_plan
@@ -241,12 +243,13 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
     if isinstance(config, FmaGemmConfig):
         return fma_gemm_plan(target, product, task, config)
     if isinstance(config, SplitKWorkspace):
-        splits, of_part, part = config.splits, config.config, config.split(task)
+        of_part, part = config.config, config.split(task)
+        first = partial(sm90_plan, splits=config.splits)
 
         def of_splits(p: Product) -> Any:
-            return _decoded_a_plan(target, p, part, of_part, sm90_plan, splits)
+            return _decoded_a_plan(target, p, part, of_part, first)
 
-        return split_plan(target, product, splits, of_splits)
+        return split_plan(target, product, config.splits, of_splits)
     if isinstance(config, DecodeFirst):
         mainloop, decoded = config.config, config.decoded(task)
 
@@ -261,13 +264,13 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
 
 
 def _decoded_a_plan(
-    target: Target, product: Product, task: GemmTask, config: Any, plan: Any, *splits: int
+    target: Target, product: Product, task: GemmTask, config: Any, plan: Any
 ) -> Any:
     """`plan` of the product, or of a decoded NVFP4 a."""
     if task.a != FP4:
-        return plan(target, product, task, config, *splits)
+        return plan(target, product, task, config)
     of = task.a_decoded
-    return decoded_plan(target, product, ("a",), lambda p: plan(target, p, of, config, *splits))
+    return decoded_plan(target, product, ("a",), lambda p: plan(target, p, of, config))
 
 
 def _portable_plan(
@@ -287,8 +290,7 @@ def _portable_plan(
     fill_batch(tile["batch"], product_dims(p))
     fill_order(tile["order"], tiles_m, tiles_n, task.batch)
     tile["m"], tile["n"], tile["k"] = p.m, p.n, p.k
-    per_split = -(-p.k // c.splits)
-    tile["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
+    tile["k_per_split"] = k_per_split(p.k, c.splits, BLOCK)
     tile["splits"] = c.splits
     tile["has_block_scales"] = p.block_scales
     fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)

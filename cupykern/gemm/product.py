@@ -413,6 +413,11 @@ def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
         batch["strides"][:, d] = strides
 
 
+def k_per_split(k: int, splits: int, unit: int) -> int:
+    """K of each of `splits` ranges of k but the last, which can have less: a multiple of `unit`."""
+    return max(1, -(-k // (splits * unit))) * unit
+
+
 def fill_order(order: np.ndarray, tiles_m: int, tiles_n: int, batch: int, group: int = 8) -> None:
     """order: a zeroed TileOrder.  group: rows of tiles that run down before the next column."""
     group = min(group, tiles_m)

@@ -279,11 +279,6 @@ def _operand_type(dtype: np.dtype, layout: int) -> str:
     return f"gemm::{'MnMajor' if layout == MN_MAJOR else 'KMajor'}<{dtypes.CPP_NAMES[dtype]}>"
 
 
-def k_tiles_per_split(config: Sm90Config, k: int, splits: int) -> int:
-    """Stages of each of `splits` ranges of k but the last, which can have fewer."""
-    return math.ceil(math.ceil(k / config.tile_k) / splits)
-
-
 def round_up(x: int, unit: int) -> int:
     return -(-x // unit) * unit
 

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from .. import dtypes, tuned
 from ..targets import Device
-from ..targets.limits import device, multiprocessors
+from ..targets.limits import device as device_named
+from ..targets.limits import multiprocessors
 from .decode_first import DecodeFirst
 from .gemm_task import GemmTask
 from .portable_config import GemmConfig
@@ -156,7 +157,8 @@ def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
         return
     k_major = task.layout_a == task.layout_b == K_MAJOR and task.a_decoded.a != dtypes.float16
     if task.kernel == "gemm" and k_major and task.tma_store_epilogue and task.aligned_128:
-        yield from _with_workspace(replace(task, m=512, n=512, k=16384), device(ARCH), math.inf)
+        split = replace(task, m=512, n=512, k=16384)
+        yield from _with_workspace(split, device_named(ARCH), math.inf)
 
 
 def tables_of(task: GemmTask) -> tuple[str, ...]:

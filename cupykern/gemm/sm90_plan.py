@@ -33,9 +33,10 @@ from .product import (
     fill_epilogues,
     fill_formula,
     fill_order,
+    k_per_split,
     product_dims,
 )
-from .sm90_config import SWIZZLE_BYTES, Sm90Config, k_tiles_per_split
+from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
@@ -136,9 +137,7 @@ def sm90_plan(
     else:
         results = _output_maps(p, c, kind, residual)
         dual = p.kernel == "dual_gemm"
-        params = _dual_params(p) if dual else _matmul_params(p, kind)
-        if not dual:
-            params["k_tiles_per_split"] = k_tiles_per_split(c, p.k, max(1, splits))
+        params = _dual_params(p) if dual else _matmul_params(p, c, kind, splits)
         _fill_common(params, p, task, {**operands, **results})
     # Kernel order: each operand's map and edge map, then the results' maps.
     layouts = {_A: task.layout_a, _B: task.layout_b, _B2: task.layout_b}
@@ -211,8 +210,10 @@ def _output_maps(
     return maps
 
 
-def _matmul_params(p: Product, kind: int) -> np.ndarray:
+def _matmul_params(p: Product, c: Sm90Config, kind: int, splits: int) -> np.ndarray:
     params = zeros("gemm/epilogue/matmul.cuh", "MatmulParams")
+    if splits:
+        params["k_tiles_per_split"] = k_per_split(p.k, splits, c.tile_k) // c.tile_k
     fill_epilogue(params["epilogue"], p)
     params["epilogue_kind"] = kind
     fill_block_scales(params, p)

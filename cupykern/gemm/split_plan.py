@@ -28,9 +28,9 @@ from .product import (
     fill_batch,
     fill_epilogue,
     fill_formula,
+    k_per_split,
     product_dims,
 )
-from .sm90_config import k_tiles_per_split
 from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
@@ -55,7 +55,7 @@ class SplitKWorkspace:
         """The task of the first launch: a batch of partial accumulators, each of k of a split."""
         k = task.k
         if self.splits > 1:
-            k = self.config.tile_k * k_tiles_per_split(self.config, k, self.splits)
+            k = k_per_split(k, self.splits, self.config.tile_k)
         return replace(
             task,
             batch=self.splits,
@@ -87,11 +87,11 @@ class SplitKWorkspace:
             return f"split-K needs a positive k and tile_k; got k = {t.k} and {self.config}"
         if self.config.split_k > 1:
             return "k is split by a workspace or by the blocks of a cluster, not by both"
-        if (splits - 1) * self.split(t).k >= t.k:
+        part = self.split(t)
+        if (splits - 1) * part.k >= t.k:
             return f"the last of {splits} splits of k = {t.k} would be empty"
         if splits * t.m * t.n >= 2**31:
             return f"{splits} splits of {t.m} x {t.n} accumulators need too large a workspace"
-        part = self.split(t)
         if self.config.in_halves(part):
             return "the mainloop of columns in two halves stores 16-bit results alone"
         return self.config.refusal(part, device)

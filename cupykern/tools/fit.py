@@ -126,19 +126,22 @@ def _linear(times: Mapping[str, float]) -> dict[str, Any]:
     return {**model_constants(times), "memory_bytes": float("inf")}
 
 
-def _reads(sample: Sample, times: Mapping[str, float], blocks: int) -> float:
-    """Return what the reads from memory add to the prediction."""
-    return sample.predict(times, blocks) - sample.predict(times, blocks, _linear(times))
-
-
-def _is_bound_by_memory(sample: Sample, times: Mapping[str, float], blocks: int) -> bool:
-    constants, config, task = model_constants(times), sample.tile.config, sample.task
-    if isinstance(config, DecodeFirst):
-        task = config.decoded(task)
-    elif sample.splits > 1:
-        task = SplitKWorkspace(cast(SplitConfig, config), sample.splits).split(task)
-    hidden = constants["memory_exposed"] * sm90_heuristic.read_us(task, constants)
-    return _reads(sample, times, blocks) > 1.05 * hidden
+def _without_memory_bound(
+    found: Iterable[Sample], times: Mapping[str, float], blocks: int
+) -> Iterator[tuple[Sample, float]]:
+    """Yield the samples that memory does not bind, and what its reads add to their predictions."""
+    constants, linear = model_constants(times), _linear(times)
+    for sample in found:
+        config, task = sample.tile.config, sample.task
+        if isinstance(config, DecodeFirst):
+            task = config.decoded(task)
+        elif sample.splits > 1:
+            task = SplitKWorkspace(cast(SplitConfig, config), sample.splits).split(task)
+        unbound = sample.predict(times, blocks, linear)
+        added = sample.predict(times, blocks, constants) - unbound
+        hidden = constants["memory_exposed"] * sm90_heuristic.read_us(task, constants)
+        if added <= 1.05 * hidden:
+            yield sample, added
 
 
 def _nested(times: Mapping[str, float]) -> dict[str, Any]:
@@ -238,7 +241,8 @@ def fit(found: Sequence[Sample], seed: int = 0, only: Sequence[str] = ()) -> Fit
     free = np.array([not only or x == LAUNCH or x.startswith(tuple(only)) for x in names])
     zero = dict.fromkeys(names, 0.0)
     units = [(unit, blocks, _linear(unit)) for x in names for unit in [{**zero, x: 1.0}]]
-    seen = [s for s in seen if not _is_bound_by_memory(s, old, blocks)]
+    kept = list(_without_memory_bound(seen, old, blocks))
+    seen, reads = [s for s, _ in kept], np.array([added for _, added in kept])
     parts = np.zeros((len(seen), len(names)))
     for part, sample in zip(parts, seen, strict=True):
         for i in sample.parts(names):
@@ -246,7 +250,6 @@ def fit(found: Sequence[Sample], seed: int = 0, only: Sequence[str] = ()) -> Fit
     scale = np.array([old[name] or 1.0 for name in names])  # times in units of their old values
     measured = np.array([s.us for s in seen])
     present = np.array(list(old.values()))
-    reads = np.array([_reads(s, old, blocks) for s in seen])
     rest = 1 - (reads + parts[:, ~free] @ present[~free]) / measured  # `free` make up the rest
     rows = np.concatenate([parts * scale / measured[:, None], _WEAK * np.eye(len(names))])
     wanted = np.concatenate([rest, _WEAK * (present != 0)])

@@ -44,7 +44,7 @@ from hypothesis import strategies as st
 
 from cupykern import check, dtypes
 from cupykern.gemm import gemm
-from cupykern.gemm.product import MN_MAJOR
+from cupykern.gemm.product import MN_MAJOR, k_per_split
 from cupykern.gemm.sm90_config import Sm90Config
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.problems.products import MatmulProblem
@@ -77,8 +77,8 @@ CASES = [
 def computes(config, problem) -> bool:
     of_product = getattr(problem, "product", problem)
     if isinstance(config, SplitKWorkspace):  # no split is empty
-        stages = -(-of_product.k // config.config.tile_k)
-        return (config.splits - 1) * -(-stages // config.splits) < stages
+        depth = k_per_split(of_product.k, config.splits, config.config.tile_k)
+        return (config.splits - 1) * depth < of_product.k
     if not isinstance(config, Sm90Config):
         return True
     if config.split_k > 1 and of_product.k <= (config.split_k - 1) * config.tile_k:
