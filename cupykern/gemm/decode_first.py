@@ -29,7 +29,7 @@ class DecodeFirst:
 
     def decoded(self, task: GemmTask) -> GemmTask:
         """The task of the second launch."""
-        return replace(task.decoded, tma_store_epilogue=task.tma_store_decoded)
+        return replace(task.decoded, epilogue=task.epilogue_decoded)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.decoded(task))

@@ -38,9 +38,10 @@ class GemmTask:
     nvfp4_tma: TMA can load b's NVFP4 codes.
     scale_vectors: a product with an NVFP4 b has a scale per row or column, not one of all elements.
     slow_activation: the activation takes many instructions (any but relu), or there is a formula.
-    tma_store_epilogue: the TMA-store epilogue suffices: at most a bias per column and an
-        activation, and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
-    tma_store_decoded: the same if NVFP4 operands are decoded in memory first.
+    epilogue: Hopper's cheapest one that suffices (sm90_epilogue.py: epilogue_of): "tma_store" for
+        16-bit results or "floats" for FP32 ones, with at most a bias per column and (16 bits) an
+        activation; else "general".
+    epilogue_decoded: the same if NVFP4 operands are decoded in memory first.
     aligned_128: rows of 16-bit K-major operands are 128-byte aligned; else L2 reads two lines
         instead of one.
     aligned_16: FP32 operands are read by 16-byte vectors: rows of K-major ones are aligned too.
@@ -68,8 +69,8 @@ class GemmTask:
     nvfp4_tma: bool = True
     scale_vectors: bool = False
     slow_activation: bool = False
-    tma_store_epilogue: bool = True
-    tma_store_decoded: bool = True
+    epilogue: str = "tma_store"
+    epilogue_decoded: str = "tma_store"
     aligned_128: bool = True
     aligned_16: bool = True
     misaligned_b: int = STRIDED

@@ -7,17 +7,36 @@ from .. import dtypes
 from .operand_maps import tma_stores
 from .product import ACTIVATIONS, FP4, Matrix, Product
 
-GENERAL, TMA_STORE, TMA_RESIDUAL = range(3)
+GENERAL, TMA_RESIDUAL = range(2)
 _SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
 
 
-def epilogue_kind(product: Product, swap_ab: bool) -> int:
-    """The cheapest epilogue that computes `product`."""
+def epilogue_of(product: Product, swap_ab: bool) -> str:
+    """The cheapest epilogue that computes `product`: "tma_store", "floats" or "general".
+
+    The first two have no residual.  16-bit operands have at most one scale there, which takes the
+    place of alpha.
+    """
+    p = product
+    if p.residual is not None or p.formula is not None or _are_parts(p):
+        return "general"
+    if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
+        return "general"
+    if not _allows_tma_epilogue(p, swap_ab):
+        return "general"
+    if tma_stores(p.out, p.m, p.n):
+        return "tma_store"
+    floats = p.kernel == "gemm" and p.activation is None and p.a.dtype != dtypes.int8
+    floats = floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
+    return "floats" if floats else "general"
+
+
+def general_kind(product: Product, swap_ab: bool) -> int:
+    """How the General kernel stores `product` (gemm/epilogue/matmul.cuh: EpilogueKind)."""
     if product.formula is not None:
         return GENERAL if loaded_operand(product, swap_ab) is None else TMA_RESIDUAL
-    if fits_tma_store(product, swap_ab):
-        return TMA_STORE
-    return TMA_RESIDUAL if _fits_tma_residual(product, swap_ab) else GENERAL
+    by_tma = epilogue_of(product, swap_ab) == "tma_store" or _fits_tma_residual(product, swap_ab)
+    return TMA_RESIDUAL if by_tma else GENERAL
 
 
 def loaded_operand(product: Product, swap_ab: bool) -> tuple[int, Matrix] | None:
@@ -35,19 +54,6 @@ def loaded_operand(product: Product, swap_ab: bool) -> tuple[int, Matrix] | None
     return None
 
 
-def fits_tma_store(product: Product, swap_ab: bool) -> bool:
-    """Whether the TmaStore epilogue can compute `product`: a 16-bit result without a residual.
-
-    16-bit operands have at most one scale, which takes the place of alpha.
-    """
-    p = product
-    if p.residual is not None or p.formula is not None or _are_parts(p):
-        return False
-    if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
-        return False
-    return tma_stores(p.out, p.m, p.n) and _allows_tma_epilogue(p, swap_ab)
-
-
 def with_a_decoded(product: Product) -> Product:
     """`product` with FP16 in place of an NVFP4 a: every Hopper mainloop takes it decoded."""
     if product.a.dtype != FP4:
@@ -55,17 +61,16 @@ def with_a_decoded(product: Product) -> Product:
     return product._replace(a=product.a._replace(dtype=dtypes.float16))
 
 
-def fits_tma_store_decoded(product: Product) -> bool:
-    """fits_tma_store for 16-bit operands in place of NVFP4 ones."""
-    b = product.b._replace(dtype=dtypes.float16)
-    return fits_tma_store(with_a_decoded(product)._replace(b=b), False)
+def decoded(product: Product) -> Product:
+    """`product` with FP16 in place of an NVFP4 b, and of an NVFP4 a."""
+    return with_a_decoded(product)._replace(b=product.b._replace(dtype=dtypes.float16))
 
 
 def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
     """Whether the TMA_RESIDUAL epilogue, which is part of the General kernels, fits `product`.
 
-    It takes a residual of the result's dtype.  Without a residual, it stores FP32 results, and
-    16-bit results of 16-bit operands with scales and of parts of FP32 operands.
+    It takes a residual of the result's dtype.  Without a residual, it stores results of 16-bit
+    operands with scales and of parts of FP32 operands, and FP32 results of int8.
     """
     p, scaled = product, _has_scalar_scales(product)
     if p.residual is None:

@@ -31,8 +31,8 @@ _BOX_BYTES = 4 * 2048  # one box per warp of a warpgroup; EpilogueTile::Staging
 class MatmulEpilogue(Sm90Config):
     """alpha, scales, bias, activation and residual; TMA or, in general, threads store the result.
 
-    general: always use the general epilogue, which can also store by TMA.  Rare tasks then need
-        only one variant.
+    general: use the general epilogue, which can also store by TMA, for all 16-bit results.  Rare
+        tasks then need only one variant.
     """
 
     kernel = "gemm"
@@ -56,11 +56,13 @@ class MatmulEpilogue(Sm90Config):
         16.6 instead of 17.6 (H200)."""
         if task.formula is not None:
             return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
-        kind = "TmaStore" if self._is_tma_store(task) else "General"
-        return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
+        kind = {"tma_store": "TmaStore", "floats": "Floats", "general": "General"}
+        name = kind[self.epilogue(task)]
+        return f"gemm::MatmulEpilogue<Mainloop, gemm::{name}>", "matmul"
 
-    def _is_tma_store(self, task: GemmTask) -> bool:
-        return task.tma_store_epilogue and not self.general
+    def epilogue(self, task: GemmTask) -> str:
+        """The epilogue that computes `task` (GemmTask.epilogue)."""
+        return "general" if self.general and task.epilogue == "tma_store" else task.epilogue
 
     def column_unit(self, task: GemmTask) -> int:
         """wgmma's unit of 8 if the epilogue's last chunk can overlap the previous one
@@ -68,7 +70,7 @@ class MatmulEpilogue(Sm90Config):
         k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
         least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
         fits = self.cols // self.split_k >= least and (self.swap_ab or self.split_k == 1)
-        overlaps = self._is_tma_store(task) and fits
+        overlaps = self.epilogue(task) != "general" and fits
         if not (overlaps and k_major) or task.a == dtypes.int8:
             return 64
         return 16 if task.a in FP8 and not self.swap_ab else 8  # 16: gemm/epilogue/store_tma.cuh
@@ -112,7 +114,7 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
         """Whether the columns are multiplied in two halves (MainloopSm90SSFp8::kHalves)."""
         back_to_back = self.cooperative and self.split_k == 1 and not self.swap_ab
         e4m3 = task.a == task.b == dtypes.float8_e4m3fn
-        plain = task.tma_store_epilogue and not (self.general or task.block_scales)
+        plain = self.epilogue(task) == "tma_store" and not task.block_scales
         return e4m3 and back_to_back and plain and BLOCK < self.tile_n <= 192
 
     def epilogue_bytes(self, task: GemmTask) -> int:

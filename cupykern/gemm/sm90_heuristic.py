@@ -147,16 +147,21 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
     """Those of `configs` that are compiled ahead, not when they are chosen.
 
-    For the compile gates SplitKWorkspace's first launch has one variant for each pair of dtypes,
-    with BF16 for both of 16 bits: that of (512, 512, 16384) with K-major operands.
+    For the compile gates FP32 results have one variant for each kind of mainloop, and so has
+    SplitKWorkspace's first launch, that of (512, 512, 16384); of BF16, E4M3 and NVFP4 alone.
     """
+    k_major = task.layout_a == task.layout_b == K_MAJOR
+    kinds = dtypes.bfloat16, dtypes.float8_e4m3fn, FP4
+    covers = k_major and task.kernel == "gemm" and task.a_decoded.a in kinds and task.b in kinds
+    if task.epilogue == "floats":
+        yield from [x for x in configs if covers and isinstance(x, Sm90Config)][:1]
+        return
     on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
     ahead = [x for x in configs if x not in on_call and not isinstance(x, SplitKWorkspace)]
     yield from ahead
     if not any(isinstance(x, Sm90Config) for x in ahead):  # another architecture's
         return
-    k_major = task.layout_a == task.layout_b == K_MAJOR and task.a_decoded.a != dtypes.float16
-    if task.kernel == "gemm" and k_major and task.tma_store_epilogue and task.aligned_128:
+    if covers and task.epilogue == "tma_store" and task.aligned_128:
         split = replace(task, m=512, n=512, k=16384)
         yield from _with_workspace(split, device_named(ARCH), math.inf)
 
@@ -329,7 +334,7 @@ def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
         task = tile.config.decoded(task)
     if task.formula is not None:
         return True
-    return ("tma_store" if task.tma_store_epilogue else "general") in tile.epilogues
+    return ("general" if task.epilogue == "general" else "tma_store") in tile.epilogues
 
 
 def _num_tiles(tile: Tile, task: GemmTask) -> int:
@@ -359,7 +364,7 @@ def estimate(
         size = task.batch * task.products * task.n * task.k
         before += constants["decode"][task.kernel] + size * per_element
         task = tile.config.decoded(task)
-    if tile.cold_us and (c.general or not task.tma_store_epilogue):
+    if tile.cold_us and c.epilogue(task) == "general":
         before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):
         return math.ceil(num_tiles / blocks) * tile.us * task.k / _K

@@ -38,7 +38,7 @@ from .product import (
 )
 from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
-from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind, loaded_operand
+from .sm90_epilogue import GENERAL, TMA_RESIDUAL, epilogue_of, general_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
@@ -109,17 +109,16 @@ def sm90_plan(
     splits: if not 0, `product` is a batch of partial accumulators of so many ranges of k.
     """
     p, c = product, config
-    kind = GENERAL
-    if p.kernel == "gemm" and not splits:
-        kind = epilogue_kind(p, c.swap_ab)
-        if kind == TMA_STORE and isinstance(c, MatmulEpilogue) and c.general:
-            kind = TMA_RESIDUAL
+    kind, results_by_tma = GENERAL, tma_stores(p.out, p.m, p.n)
+    if isinstance(c, MatmulEpilogue):
+        task = replace(task, epilogue=epilogue_of(p, c.swap_ab))
+        kind = general_kind(p, c.swap_ab) if c.epilogue(task) == "general" else kind
+        floats = task.epilogue == "floats" and not splits  # threads store partial accumulators
+        results_by_tma |= kind == TMA_RESIDUAL or floats
     residual, mapped = p.residual, _MAPPED[p.kernel]
     if loaded := loaded_operand(p, c.swap_ab):
         number, residual = loaded
         mapped = (*mapped[:-1], len(ARRAYS[p.kernel]) + number)
-    if not splits:
-        task = replace(task, tma_store_epilogue=kind == TMA_STORE)
     tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
     clusters = tiles
     if c.split_k == 1 and splits <= 1:
@@ -135,7 +134,7 @@ def sm90_plan(
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         results = {_OUT: map_out}
     else:
-        results = _output_maps(p, c, kind, residual)
+        results = _output_maps(p, c, results_by_tma, residual if kind == TMA_RESIDUAL else None)
         dual = p.kernel == "dual_gemm"
         params = _dual_params(p) if dual else _matmul_params(p, c, kind, splits)
         _fill_common(params, p, task, {**operands, **results})
@@ -192,20 +191,21 @@ def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPla
 
 
 def _output_maps(
-    p: Product, c: Sm90Config, kind: int, residual: Matrix | None
+    p: Product, c: Sm90Config, results_by_tma: bool, residual: Matrix | None
 ) -> dict[int, MapPlan | None]:
     """The maps of the result and the residual; None where threads access memory instead."""
     maps: dict[int, MapPlan | None] = {_OUT: None}
     if p.kernel == "gemm":
         maps[_RESIDUAL] = None
-    if kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n):
-        rows = c.chunk if c.swap_ab else 16
+    if results_by_tma:
+        wide = c.swap_ab and p.out.dtype.itemsize == 2
+        rows = c.chunk if wide else 16
         box = (1, rows, SWIZZLE_BYTES // max(2, p.out.dtype.itemsize))  # MatmulArguments
         if isinstance(c, GatedEpilogue):
             box = (1, *c.store_box)
         shape = p.m, p.n
         maps[_OUT] = map_plan(p.out, p.batch, shape, (p.out.row, 1), box)
-        if kind == TMA_RESIDUAL and residual is not None:
+        if residual is not None:
             maps[_RESIDUAL] = map_plan(residual, p.batch, shape, (residual.row, 1), box)
     return maps
 

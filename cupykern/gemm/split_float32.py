@@ -70,7 +70,7 @@ class SplitFloat32:
         dtype = self.config.parts.dtype
         return replace(
             task, a=dtype, b=dtype, layout_a=K_MAJOR, layout_b=K_MAJOR, tma=True,
-            tma_store_epilogue=False, formula=None,
+            epilogue="general", formula=None,
         )  # fmt: skip
 
     def shared_bytes(self, task: GemmTask) -> int:

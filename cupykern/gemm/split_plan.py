@@ -60,8 +60,8 @@ class SplitKWorkspace:
             task,
             batch=self.splits,
             k=k,
-            tma_store_epilogue=True,  # the mainloop may have any width
-            tma_store_decoded=True,
+            epilogue="floats",
+            epilogue_decoded="floats",
             slow_activation=False,
             scale_vectors=False,
             formula=None,
@@ -92,8 +92,6 @@ class SplitKWorkspace:
             return f"the last of {splits} splits of k = {t.k} would be empty"
         if splits * t.m * t.n >= 2**31:
             return f"{splits} splits of {t.m} x {t.n} accumulators need too large a workspace"
-        if self.config.in_halves(part):
-            return "the mainloop of columns in two halves stores 16-bit results alone"
         return self.config.refusal(part, device)
 
 

@@ -460,10 +460,35 @@ FAULTS = {
         BROADCAST, "uint32_t(batch.offset(kResidual, tile.batch))", "0", "residual"
     ),
     "FP32 results whose rows are not swizzled": Fault(
-        STORE_TMA, "(col / 4 ^ box_row % 8)", "(col / 4)", "floats"
+        STORE_TMA, "(box_col / 4 ^ box_row % 8)", "(box_col / 4)", "floats"
     ),
     "FP32 results of the first columns": Fault(
         STORE_TMA, "{out_col + at, out_row", "{out_col, out_row", "floats"
+    ),
+    "FP32 results of columns behind the tile's": Fault(
+        STORE_TMA, "col < kCols - kFloats ? col : kCols - kFloats", "col", "floats, odd boxes"
+    ),
+    "FP32 results over a box that TMA still reads": Fault(
+        EPILOGUE, "kFloats ? of_floats : Tile::kChunks", "Tile::kChunks", "floats, three boxes"
+    ),
+    "swap-AB: FP32 results over boxes that TMA still reads": Fault(
+        SWAP_AB, "if (stores) tma_store_wait_read<1>();", "", "floats, swap-AB"
+    ),
+    "swap-AB: FP32 results that are not swizzled": Fault(
+        SWAP_AB, "(of_row % kBoxRows / 4 ^ at % 8)", "(of_row % kBoxRows / 4)", "floats, swap-AB"
+    ),
+    "swap-AB: FP32 results of the first 32 rows": Fault(
+        SWAP_AB, "out_row + 64 * m + j % 2 * kBoxRows", "out_row + 64 * m", "floats, swap-AB"
+    ),
+    "swap-AB: FP32 results of a slice's first columns": Fault(
+        SWAP_AB, "col + first + j / 2 * kBoxCols", "col + first", "floats, swap-AB"
+    ),
+    "swap-AB: FP32 results of another block's columns": Fault(
+        SWAP_AB,
+        "if (!own.has(slice / kSlicesOfChunk)) continue;\n"
+        "#pragma unroll\n            for (int j = 0; j < kValues; ++j) picked[j]",
+        "#pragma unroll\n            for (int j = 0; j < kValues; ++j) picked[j]",
+        "floats, split k",
     ),
     "the whole bias to half a sum": Fault(
         BROADCAST, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
@@ -521,6 +546,26 @@ PROBLEMS = {
     "floats": (
         Sm90GemmConfig(128, 128, 64, 2, PingPong()),
         MatmulProblem(136, 264, 64, layout_b="F", bias=(264,), out_dtype="float32"),
+    ),
+    "floats, odd boxes": (
+        Sm90Fp8GemmConfig(128, 80, 2),
+        fp8(648, 392, 272, "rows", bias=(392,), out_dtype="float32"),
+    ),
+    "floats, three boxes": (
+        Sm90GemmConfig(128, 96, 64, 2),
+        MatmulProblem(648, 392, 72, layout_b="F", out_dtype="float32"),
+    ),
+    "floats, swap-AB": (
+        Sm90GemmConfig(152, 128, 64, 2, PingPong(), swap_ab=True),
+        MatmulProblem(700, 264, 136, layout_b="F", bias=(264,), out_dtype="float32"),
+    ),
+    "floats, split k": (
+        Sm90MixedGemmConfig(80, 128, 128, 2, cluster=SplitK(2)),
+        ScaledProblem(mixed(72, 136, 272, layout_b="F", out_dtype="float32"), "rows"),
+    ),
+    "floats, few rows": (
+        Sm90GemmConfig(16, 64, 64, 4, SlicedK(), swap_ab=True),
+        MatmulProblem(20, 136, 200, bias=(136,), out_dtype="float32"),
     ),
     "widths": (
         Sm90GemmConfig(152, 128, 64, 2, PingPong(), swap_ab=True),

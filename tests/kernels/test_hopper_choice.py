@@ -33,7 +33,8 @@ def test_hopper_is_chosen_where_it_pays(layout):
         assert not isinstance(gemm.choose_config(large, arch), sm90_heuristic.CONFIGS)
     rare = tuple(tile.config for tile in sm90_heuristic.table("16-bit, a MN-major"))
     known = CONFIGS[1:] if layout == K_MAJOR else rare
-    either = [gemm.configs(replace(large, tma_store_epilogue=x), "host") for x in (True, False)]
+    epilogues = "tma_store", "floats", "general"
+    either = [gemm.configs(replace(large, epilogue=x), "host") for x in epilogues]
     assert set(known) < {config for configs in either for config in configs}
     assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), sm90_heuristic.CONFIGS)
 
@@ -148,7 +149,7 @@ def test_columns_of_fp8(m, n, k, cols):
     config = gemm.choose_config(sizes, "sm_90a", 132)
     assert config.tile_n == cols
     assert config.in_halves(sizes) == (cols > 128)
-    general = replace(sizes, tma_store_epilogue=False)
+    general = replace(sizes, epilogue="general")
     for other in (general, replace(general, block_scales=True)):
         assert first_launch(gemm.choose_config(other, "sm_90a", 132)).tile_n == 128
 
@@ -191,7 +192,7 @@ def test_ping_pong_for_slow_epilogues():
         gemm.choose_config(task(slow_activation=True), "sm_90a", 132).schedule, PingPong
     )
     for m, tile in ((4096, (128, 128)), (256, (128, 64)), (64, (64, 64))):
-        general = task(m=m, slow_activation=True, tma_store_epilogue=False)
+        general = task(m=m, slow_activation=True, epilogue="general")
         config = first_launch(gemm.choose_config(general, "sm_90a", 132))
         assert (config.tile_m, config.tile_n) == tile
         assert isinstance(config.schedule, PingPong) == (m == 4096)
@@ -294,7 +295,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
             "one block of 128 columns; got 192"
         ),
         (
-            replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "tma_store_epilogue": False}, "sm_90a",
+            replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "epilogue": "general"}, "sm_90a",
             "multiples of 128 x 64|whole blocks"
         ),
         (

@@ -212,7 +212,7 @@ def test_products_of_all_fp8_codes_are_exact(target, dtype, dtype_b):
     a[:, 7], b[7] = codes.view(a.dtype), codes.view(b.dtype)
     x, y = with_layout(a, "C", target.xp), with_layout(b, "F", target.xp)
     for config in gemm.configs(
-        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, K_MAJOR, K_MAJOR, tma_store_epilogue=False),
+        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, K_MAJOR, K_MAJOR, epilogue="general"),
         target.arch,
     ):
         if isinstance(config, GemmConfig):

@@ -20,7 +20,7 @@ from cupykern.gemm.gemm_task import GemmTask, make_task
 from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, matrix
 from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
 from cupykern.gemm.sm90_config import ARCHS
-from cupykern.gemm.sm90_epilogue import TMA_STORE, epilogue_kind
+from cupykern.gemm.sm90_epilogue import epilogue_of
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig, Sm90MixedGemmConfig
 from cupykern.gemm.sm90_plan import sm90_plan
 from cupykern.gemm.sm90_policies import Multicast, PingPong
@@ -159,8 +159,8 @@ def test_integers_are_exact(target):
         task = GemmTask(
             *(1, m, n, k, FP4, FP4, K_MAJOR, K_MAJOR),
             nvfp4_tma=k % 32 == 0,
-            tma_store_epilogue=False,
-            tma_store_decoded=False,
+            epilogue="general",
+            epilogue_decoded="general",
         )
         for config in gemm.configs(task, target.arch):
             if isinstance(config, sm90_heuristic.CONFIGS) and target.warp_size != 32:
@@ -282,11 +282,11 @@ def test_every_variant_is_chosen_by_some_product():
         chosen = set()
         for a in (FP4, dtypes.float16, dtypes.bfloat16):
             for m, k in ((1, 4096), (1, 4112), (64, 4096), (4096, 4096)):
-                for plain in (True, False):
+                for epilogue in ("tma_store", "general"):
                     for tma in (True, False):
                         task = GemmTask(
                             *(1, m, 4096, k, a, FP4, K_MAJOR, K_MAJOR),
-                            tma=tma, nvfp4_tma=tma, tma_store_epilogue=plain,
+                            tma=tma, nvfp4_tma=tma, epilogue=epilogue,
                         )  # fmt: skip
                         config = gemm.choose_config(task, arch)
                         if config in sm90_heuristic.compiled_ahead(task, (config,)):
@@ -303,7 +303,7 @@ def test_tasks_have_the_epilogues_that_are_launched(monkeypatch, of_a):
     launched = []
 
     def plan_of(target, product, task, config):
-        launched.append((task.tma_store_epilogue, epilogue_kind(product, config.swap_ab)))
+        launched.append((task.epilogue, epilogue_of(product, config.swap_ab)))
         return sm90_plan(target, product, task, config)
 
     monkeypatch.setattr(gemm, "sm90_plan", plan_of)
@@ -317,8 +317,8 @@ def test_tasks_have_the_epilogues_that_are_launched(monkeypatch, of_a):
             for out_dtype in ("float16", "float32"):
                 config = Sm90MixedGemmConfig(64, 128, 128, 3)
                 cupykern.scaled_mm(a, b, out_dtype=out_dtype, config=config, **options)
-    assert len(launched) == 8 and len({kind for _, kind in launched}) > 1
-    assert all(store == (kind == TMA_STORE) for store, kind in launched)
+    assert len(launched) == 8 and len({of_product for _, of_product in launched}) == 3
+    assert all(of_task == of_product for of_task, of_product in launched)
 
 
 # --- quantisation --------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ CHOSEN = (
     *(
         tile.config
         for tile in sm90_heuristic.table("16-bit")
-        if tile.config.refusal(task(tma_store_epilogue=False), device("sm_90a")) is None
+        if tile.config.refusal(task(epilogue="general"), device("sm_90a")) is None
     ),
 )
 CONFIGS = (

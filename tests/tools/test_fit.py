@@ -32,7 +32,11 @@ def tasks(count: int) -> list[GemmTask]:
         )
         b = FP4 if i % 4 == 3 else dtypes.float16
         task = GemmTask(1, m, n, k, dtypes.float16, b, K_MAJOR, K_MAJOR)
-        found.append(replace(task, slow_activation=i % 3 == 1, tma_store_epilogue=i % 5 != 4))
+        found.append(
+            replace(
+                task, slow_activation=i % 3 == 1, epilogue="general" if i % 5 == 4 else "tma_store"
+            )
+        )
     return found  # fmt: skip
 
 

@@ -353,8 +353,9 @@ def variants(
                         found[gemm.variant(few_rows, skinny)] = None
                 # For other layouts rows always count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
-                for tma_store, aligned in itertools.product((True, False), alignments):
-                    general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
+                epilogues = "tma_store", "floats", "general"
+                for epilogue, aligned in itertools.product(epilogues, alignments):
+                    general = replace(task, epilogue=epilogue, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
                     of_task = (*gemm.configs(general, arch), *of_few)

@@ -165,7 +165,7 @@ def _configs(op: Op, problem: Any, arch: str) -> Sequence[Any]:
     p = problem.product
     general = GemmTask(
         *(1, p.m, p.n, p.k, dtypes.float16, dtypes.float16, K_MAJOR, K_MAJOR),
-        tma_store_epilogue=False,
+        epilogue="general",
     )
     of = device(arch)
     return [

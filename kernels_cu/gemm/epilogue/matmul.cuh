@@ -17,13 +17,15 @@ namespace gemm {
 
 // The epilogue of a kernel.  A kernel has only one, to avoid instruction cache misses.
 // TmaStore: 16-bit outputs without residual.
-// General: all others.  There kTmaResidualEpilogue selects a TMA store too, for a residual, an FP32
-// output, or scales of 16-bit matrices.
+// Floats: FP32 outputs without residual and activation.
+// General: all others.  There kTmaResidualEpilogue selects a TMA store too: with a residual, with
+// scales of both 16-bit matrices, and of int8 and of parts of FP32.
 // Partials: the FP32 accumulators as they are, without staging, for split-K with a workspace.
 struct TmaStore {};
+struct Floats {};
 struct General {};
 struct Partials {};
-enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
+enum EpilogueKind { kGeneralEpilogue, kTmaResidualEpilogue };
 
 struct MatmulParams {
     BatchLayout batch;
@@ -38,8 +40,8 @@ struct MatmulParams {
 
 // Tensor maps: A is (batch, m, k) and B (batch, n, k), with the last two dims swapped if MN-major;
 // boxes of a_edge and b_edge have only the last rows (StageOperand::map).  The output is
-// (batch, m, n), in boxes of 16 x 64 (FP32: 16 x 32), with SwapAB up to 64 x 64.  The residual is
-// like the output, for kTmaResidualEpilogue.  The batch index is BatchLayout's offset.
+// (batch, m, n), in boxes of 16 x 64, with SwapAB up to 64 x 64, in FP32 always of 16 x 32.  The
+// residual is like the output, for kTmaResidualEpilogue.  The batch index is BatchLayout's offset.
 struct MatmulArguments {
     const TensorMap &a_map, &a_edge, &b_map, &b_edge, &out_map, &residual_map;
     void* out;
@@ -79,8 +81,9 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Loader = TileLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
-    static constexpr bool kGeneral = kSame<Kind, General>, kPartials = kSame<Kind, Partials>;
-    static_assert(kGeneral || kPartials || kSame<Kind, TmaStore>, "an epilogue");
+    static constexpr bool kGeneral = kSame<Kind, General>, kFloats = kSame<Kind, Floats>;
+    static constexpr bool kPartials = kSame<Kind, Partials>;
+    static_assert(kGeneral || kFloats || kPartials || kSame<Kind, TmaStore>, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kScaledParts = Mainloop::kScaledParts;
     static constexpr bool kByBlock = kScaledParts || Mainloop::kBlockScales;
@@ -180,7 +183,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             const StoreTma<Tile> store{staging[warp], box,    epilogue.arguments.out_map,
                                        broadcast,     scales, epilogue.params.epilogue,
                                        row,           count,  residual};
-            if (!adds) store.template store<false>(accumulator);
+            if constexpr (kFloats) store.store_floats(accumulator);
+            else if (!adds) store.template store<false>(accumulator);
             else if constexpr (kGeneral) store.template store<true>(accumulator);
         }
         // Runs all tiles of the block if epilogue and mainloop allow it; otherwise returns false.
@@ -214,7 +218,9 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         // Whether tile coordinates are needed; they take divisions, which the TMA-store epilogue
         // avoids.
         DEVICE bool needs_tile() {
-            if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // a constant: saves a register
+            constexpr int of_floats = kSwapAB ? Tile::kSlices : StoreTma<Tile>::kFloatBoxes;
+            constexpr int boxes = kFloats ? of_floats : Tile::kChunks;
+            if (Tile::kMmasM * boxes % 2 == 0) box = 0;  // a constant: saves a register
             return kSwapAB || !epilogue.is_tma_store || kByBlock || Mainloop::kMixedInput || adds;
         }
         DEVICE void begin_residual(const GemmWorkTile& tile, int count) const {
@@ -301,7 +307,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                      int(epilogue.offset(tile, kOut)),
                                                      count,
                                                      residual};
-                    if (!adds) store.template store<false>(accumulator);
+                    if constexpr (kFloats) store.store_floats(accumulator);
+                    else if (!adds) store.template store<false>(accumulator);
                     else if constexpr (kGeneral) store.template store<true>(accumulator);
                 } else {
                     RowScaleFragment<Tile> scales;

@@ -187,10 +187,11 @@ template <class Tile> struct StoreTma {
             if (kChunksPerStore == 1 && !kOwnBoxes) box ^= 1;
         }
     }
-    // Stores FP32 outputs, 32 columns per box.
+    // Stores FP32 outputs, 32 columns per box.  The last box can overlap the one before.
+    static constexpr int kFloats = 32, kFloatBoxes = (kCols + kFloats - 1) / kFloats;
     DEVICE void store_floats(const Accumulator& accumulator) const {
-        constexpr int kFloats = 32, kFloatBoxes = kCols / kFloats;
-        static_assert(kCols % kFloats == 0, "whole boxes");
+        static_assert(kCols >= kFloats, "a box");
+        const float alpha = broadcast.alpha(params);
         const Bytes<16> origin = broadcast.origin;
         const int out_row = int(origin.words[0]) + row, out_col = int(origin.words[1]),
                   batch = int(origin.words[2]);
@@ -198,7 +199,8 @@ template <class Tile> struct StoreTma {
         const typename Tile::OwnChunks own;
 #pragma unroll
         for (int i = 0; i < kMmasM * kFloatBoxes; ++i) {
-            const int m = i / kFloatBoxes, at = i % kFloatBoxes * kFloats;
+            const int m = i / kFloatBoxes, col = i % kFloatBoxes * kFloats;
+            const int at = col < kCols - kFloats ? col : kCols - kFloats;
             if (!own.has(at / kChunk)) continue;
             if (lane == 0) tma_store_wait_read<1>();
             sync_warp();
@@ -207,13 +209,14 @@ template <class Tile> struct StoreTma {
             for (int begin = 0; begin < kFloats; begin += 16) {
                 float values[8];
                 finish<kNoActivation, Broadcast::kMatrixScales>(accumulator, lane, m, at + begin,
-                                                                params.alpha, values);
+                                                                alpha, values);
 #pragma unroll
                 for (int j = 0; j < 8; j += 2) {
-                    const int box_row = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
+                    const int box_row = lane / 4 + j / 2 % 2 * 8,
+                              box_col = begin + wgmma_col(lane, j);
                     unsigned char* four =
-                        to + box_row * kSwizzleBytes + (col / 4 ^ box_row % 8) * 16;
-                    *reinterpret_cast<Bytes<8>*>(four + col % 4 * 4) = {
+                        to + box_row * kSwizzleBytes + (box_col / 4 ^ box_row % 8) * 16;
+                    *reinterpret_cast<Bytes<8>*>(four + box_col % 4 * 4) = {
                         bit_cast<uint32_t>(values[j]), bit_cast<uint32_t>(values[j + 1])};
                 }
             }

@@ -67,6 +67,51 @@ template <class Tile> struct StoreTmaSwapAB {
             values[i] = x * alpha + terms.added[half];
         }
     }
+    // Stores FP32 outputs, a slice at a time: boxes of 16 columns of accumulators and 32 rows, two
+    // for the warpgroup's 64 rows.
+    DEVICE void store_floats(const Accumulator& accumulator) const {
+        constexpr int kBoxCols = 16, kBoxRows = 32, kBytes = kBoxCols * kSwizzleBytes;
+        static_assert(2 * Tile::kSlice / kBoxCols * kBytes <= 4 * Tile::kBoxBytes, "half of it");
+        const int lane = Tile::lane(), warp = threadIdx.x / 32, warpgroup = warp / 4;
+        const bool stores = threadIdx.x % 128 == 0;
+        const float alpha = broadcast.alpha(params);
+        const typename Tile::OwnChunks own;
+        RowTerms terms;
+        Picked picked;
+        Values values;
+#pragma unroll
+        for (int i = 0; i < kMmasM * kSlices; ++i) {
+            const int m = i / kSlices, slice = i % kSlices, first = Tile::slice_col(slice);
+            if (slice == 0) terms.load(*this, m);
+            if (!own.has(slice / kSlicesOfChunk)) continue;
+#pragma unroll
+            for (int j = 0; j < kValues; ++j) picked[j] = accumulator[m][first / 2 + j];
+            finish(picked, terms, slice, alpha, values);
+            unsigned char* to = warps[4 * warpgroup].boxes[0] + box * 4 * Tile::kBoxBytes;
+            if (stores) tma_store_wait_read<1>();
+            named_barrier(1 + warpgroup, 128);
+#pragma unroll
+            for (int j = 0; j < kValues; ++j) {
+                const int of_row = warp % 4 * 16 + Tile::row_of_half(lane, j / 2 % 2),
+                          of_col = wgmma_col(lane, j), at = of_col % kBoxCols;
+                unsigned char* four = to + (of_col / kBoxCols * 2 + of_row / kBoxRows) * kBytes +
+                                      at * kSwizzleBytes + (of_row % kBoxRows / 4 ^ at % 8) * 16;
+                *reinterpret_cast<float*>(four + of_row % 4 * 4) = values[j];
+            }
+            fence_async_proxy();
+            named_barrier(1 + warpgroup, 128);
+            if (stores) {
+#pragma unroll
+                for (int j = 0; j < 2 * Tile::kSlice / kBoxCols; ++j) {
+                    tma_store(map, to + j * kBytes,
+                              {out_row + 64 * m + j % 2 * kBoxRows, col + first + j / 2 * kBoxCols,
+                               batch});
+                }
+                tma_store_commit();
+            }
+            box ^= 1;
+        }
+    }
     // kTmaResidual: adds the residual, and loads the residual of the next box.
     template <bool kTmaResidual> DEVICE void store(const Accumulator& accumulator) const {
         const typename Tile::OwnChunks own;
