@@ -7,22 +7,24 @@ from .. import dtypes
 from .operand_maps import tma_stores
 from .product import ACTIVATIONS, FP4, Matrix, Product
 
-GENERAL, TMA_RESIDUAL = range(2)
+GENERAL, BY_TMA = range(2)
 _SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
 
 
 def epilogue_of(product: Product, swap_ab: bool) -> str:
-    """The cheapest epilogue that computes `product`: "tma_store", "floats" or "general".
+    """The cheapest epilogue that computes `product` (GemmTask.epilogue).
 
-    The first two have no residual.  16-bit operands have at most one scale there, which takes the
-    place of alpha.
+    But for "general", 16-bit operands have at most one scale, which takes the place of alpha, and
+    with a residual none.
     """
     p = product
-    if p.residual is not None or p.formula is not None or _are_parts(p):
+    if p.formula is not None or _are_parts(p) or not _allows_tma_epilogue(p, swap_ab):
         return "general"
+    if p.residual is not None:
+        same = p.kernel == "gemm" and p.residual.dtype == p.out.dtype and not _has_scalar_scales(p)
+        fits = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
+        return "residual" if fits else "general"
     if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
-        return "general"
-    if not _allows_tma_epilogue(p, swap_ab):
         return "general"
     if tma_stores(p.out, p.m, p.n):
         return "tma_store"
@@ -33,10 +35,15 @@ def epilogue_of(product: Product, swap_ab: bool) -> str:
 
 def general_kind(product: Product, swap_ab: bool) -> int:
     """How the General kernel stores `product` (gemm/epilogue/matmul.cuh: EpilogueKind)."""
-    if product.formula is not None:
-        return GENERAL if loaded_operand(product, swap_ab) is None else TMA_RESIDUAL
-    by_tma = epilogue_of(product, swap_ab) == "tma_store" or _fits_tma_residual(product, swap_ab)
-    return TMA_RESIDUAL if by_tma else GENERAL
+    p = product
+    if p.formula is not None:
+        return GENERAL if loaded_operand(p, swap_ab) is None else BY_TMA
+    if epilogue_of(p, swap_ab) == "tma_store":
+        return BY_TMA
+    floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
+    scaled = (_has_scalar_scales(p) or _are_parts(p)) and tma_stores(p.out, p.m, p.n)
+    fits = p.residual is None and not swap_ab and _allows_tma_epilogue(p, swap_ab)
+    return BY_TMA if fits and (floats or scaled) else GENERAL
 
 
 def loaded_operand(product: Product, swap_ab: bool) -> tuple[int, Matrix] | None:
@@ -64,23 +71,6 @@ def with_a_decoded(product: Product) -> Product:
 def decoded(product: Product) -> Product:
     """`product` with FP16 in place of an NVFP4 b, and of an NVFP4 a."""
     return with_a_decoded(product)._replace(b=product.b._replace(dtype=dtypes.float16))
-
-
-def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
-    """Whether the TMA_RESIDUAL epilogue, which is part of the General kernels, fits `product`.
-
-    It takes a residual of the result's dtype.  Without a residual, it stores results of 16-bit
-    operands with scales and of parts of FP32 operands, and FP32 results of int8.
-    """
-    p, scaled = product, _has_scalar_scales(product)
-    if p.residual is None:
-        floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
-        stores = tma_stores(p.out, p.m, p.n)
-        fits = floats or ((scaled or _are_parts(p)) and stores)
-        return fits and not swap_ab and _allows_tma_epilogue(p, swap_ab)
-    same = p.residual.dtype == p.out.dtype and not (scaled or _are_parts(p))
-    both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
-    return both and _allows_tma_epilogue(p, swap_ab)
 
 
 def _has_scalar_scales(p: Product) -> bool:

@@ -25,6 +25,12 @@ from .sm90_policies import (
     SplitK,
 )
 
+_EPILOGUES = {  # GemmTask.epilogue: the type in gemm/epilogue/matmul.cuh
+    "tma_store": "TmaStore",
+    "residual": "AddResidual",
+    "floats": "Floats",
+    "general": "General",
+}
 _BOX_BYTES = 4 * 2048  # one box per warp of a warpgroup; EpilogueTile::Staging
 
 
@@ -56,8 +62,7 @@ class MatmulEpilogue(Sm90Config):
         16.6 instead of 17.6 (H200)."""
         if task.formula is not None:
             return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
-        kind = {"tma_store": "TmaStore", "floats": "Floats", "general": "General"}
-        name = kind[self.epilogue(task)]
+        name = _EPILOGUES[self.epilogue(task)]
         return f"gemm::MatmulEpilogue<Mainloop, gemm::{name}>", "matmul"
 
     def epilogue(self, task: GemmTask) -> str:
@@ -70,7 +75,7 @@ class MatmulEpilogue(Sm90Config):
         k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
         least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
         fits = self.cols // self.split_k >= least and (self.swap_ab or self.split_k == 1)
-        overlaps = self.epilogue(task) != "general" and fits
+        overlaps = self.epilogue(task) in ("tma_store", "floats") and fits
         if not (overlaps and k_major) or task.a == dtypes.int8:
             return 64
         return 16 if task.a in FP8 and not self.swap_ab else 8  # 16: gemm/epilogue/store_tma.cuh

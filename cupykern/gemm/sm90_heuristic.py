@@ -147,13 +147,14 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
     """Those of `configs` that are compiled ahead, not when they are chosen.
 
-    For the compile gates FP32 results have one variant for each kind of mainloop, and so has
-    SplitKWorkspace's first launch, that of (512, 512, 16384); of BF16, E4M3 and NVFP4 alone.
+    For the compile gates FP32 results, results with a residual and SplitKWorkspace's first launch,
+    that of (512, 512, 16384), have one variant for each mainloop; of BF16, E4M3 and NVFP4 alone.
     """
     k_major = task.layout_a == task.layout_b == K_MAJOR
     kinds = dtypes.bfloat16, dtypes.float8_e4m3fn, FP4
     covers = k_major and task.kernel == "gemm" and task.a_decoded.a in kinds and task.b in kinds
-    if task.epilogue == "floats":
+    if task.epilogue in ("floats", "residual"):
+        covers &= task.epilogue == "floats" or not task.block_scales
         yield from [x for x in configs if covers and isinstance(x, Sm90Config)][:1]
         return
     on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
@@ -327,14 +328,16 @@ def _slices_k(task: GemmTask) -> bool:
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
     """Whether `tile` has the task's epilogue.
 
-    Each kernel has one epilogue.  The general one is rarer and slower, so few configs have it:
-    ping-pong, which hides it, and one for few rows.  Every config has variants for formulas.
+    Each kernel has one epilogue.  The general one and that with a residual are rarer and slower, so
+    few configs have them: ping-pong, which hides them, and one for few rows.  Every config has
+    variants for formulas.
     """
     if isinstance(tile.config, DecodeFirst):
         task = tile.config.decoded(task)
     if task.formula is not None:
         return True
-    return ("general" if task.epilogue == "general" else "tma_store") in tile.epilogues
+    general = task.epilogue in ("general", "residual")
+    return ("general" if general else "tma_store") in tile.epilogues
 
 
 def _num_tiles(tile: Tile, task: GemmTask) -> int:
@@ -364,7 +367,7 @@ def estimate(
         size = task.batch * task.products * task.n * task.k
         before += constants["decode"][task.kernel] + size * per_element
         task = tile.config.decoded(task)
-    if tile.cold_us and c.epilogue(task) == "general":
+    if tile.cold_us and c.epilogue(task) in ("general", "residual"):
         before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):
         return math.ceil(num_tiles / blocks) * tile.us * task.k / _K

@@ -38,7 +38,7 @@ from .product import (
 )
 from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
-from .sm90_epilogue import GENERAL, TMA_RESIDUAL, epilogue_of, general_kind, loaded_operand
+from .sm90_epilogue import BY_TMA, GENERAL, epilogue_of, general_kind, loaded_operand
 from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
@@ -114,7 +114,7 @@ def sm90_plan(
         task = replace(task, epilogue=epilogue_of(p, c.swap_ab))
         kind = general_kind(p, c.swap_ab) if c.epilogue(task) == "general" else kind
         floats = task.epilogue == "floats" and not splits  # threads store partial accumulators
-        results_by_tma |= kind == TMA_RESIDUAL or floats
+        results_by_tma |= kind == BY_TMA or floats
     residual, mapped = p.residual, _MAPPED[p.kernel]
     if loaded := loaded_operand(p, c.swap_ab):
         number, residual = loaded
@@ -134,7 +134,8 @@ def sm90_plan(
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         results = {_OUT: map_out}
     else:
-        results = _output_maps(p, c, results_by_tma, residual if kind == TMA_RESIDUAL else None)
+        by_tma = loaded is not None or (p.kernel == "gemm" and task.epilogue == "residual")
+        results = _output_maps(p, c, results_by_tma, residual if by_tma else None)
         dual = p.kernel == "dual_gemm"
         params = _dual_params(p) if dual else _matmul_params(p, c, kind, splits)
         _fill_common(params, p, task, {**operands, **results})

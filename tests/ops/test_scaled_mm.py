@@ -196,7 +196,7 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
             ),
             n=draw.choice((256, 512, 1024, 3072, 4096, 4096, 5120, 14336, 131072)),
             k=draw.choice((1024, 4096, 8192, 16384)),
-            epilogue=draw.choice(("tma_store", "tma_store", "floats", "general")),
+            epilogue=draw.choice(("tma_store", "tma_store", "residual", "floats", "general")),
             aligned_128=draw.choice(
                 (True, True, (task.layout_a, task.layout_b) != (K_MAJOR, K_MAJOR))
             ),

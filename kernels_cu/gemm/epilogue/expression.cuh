@@ -34,7 +34,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     // for the TMA transfers in flight.
     static constexpr int kAhead = Fragments::kWords <= 8 ? 4 : Fragments::kWords <= 16 ? 2 : 1;
     // Number of the operand that TMA loads into the staging, like a residual (Residual), if
-    // epilogue_kind is kTmaResidualEpilogue; -1: none.
+    // epilogue_kind is kTmaEpilogue; -1: none.
     static constexpr int kLoaded = kSwapAB ? -1 : Expression::Operands::first_short_matrix();
     static_assert(Rows::kCount == 0 || !kSwapAB, "a lane has columns of a row");
 
@@ -42,7 +42,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
 
     DEVICE ExpressionEpilogueSm90(const MatmulParams& params, const Arguments& arguments)
         : General(params, arguments), operands(arguments.operands) {
-        this->is_tma_residual = this->is_tma_store = false;  // known at compile time
+        this->is_tma_store = false;  // known at compile time
     }
 
     struct Consumer : General::Consumer {
@@ -52,7 +52,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         DEVICE Consumer(const ExpressionEpilogueSm90& whole, Storage& storage, WorkTile& work,
                         int warp, int warpgroup)
             : General::Consumer(whole, storage, work, warp, warpgroup), whole(whole) {
-            this->adds = kLoaded >= 0 && whole.params.epilogue_kind == kTmaResidualEpilogue;
+            this->adds = kLoaded >= 0 && whole.params.epilogue_kind == kTmaEpilogue;
         }
 
         template <class Scheduler>

@@ -17,15 +17,17 @@ namespace gemm {
 
 // The epilogue of a kernel.  A kernel has only one, to avoid instruction cache misses.
 // TmaStore: 16-bit outputs without residual.
+// AddResidual: 16-bit outputs and a residual of their dtype, which TMA loads.
 // Floats: FP32 outputs without residual and activation.
-// General: all others.  There kTmaResidualEpilogue selects a TMA store too: with a residual, with
-// scales of both 16-bit matrices, and of int8 and of parts of FP32.
+// General: all others.  There kTmaEpilogue selects a TMA store too: with scales of both 16-bit
+// matrices, and of int8 and of parts of FP32; of a formula, that TMA loads an operand.
 // Partials: the FP32 accumulators as they are, without staging, for split-K with a workspace.
 struct TmaStore {};
+struct AddResidual {};
 struct Floats {};
 struct General {};
 struct Partials {};
-enum EpilogueKind { kGeneralEpilogue, kTmaResidualEpilogue };
+enum EpilogueKind { kGeneralEpilogue, kTmaEpilogue };
 
 struct MatmulParams {
     BatchLayout batch;
@@ -41,7 +43,7 @@ struct MatmulParams {
 // Tensor maps: A is (batch, m, k) and B (batch, n, k), with the last two dims swapped if MN-major;
 // boxes of a_edge and b_edge have only the last rows (StageOperand::map).  The output is
 // (batch, m, n), in boxes of 16 x 64, with SwapAB up to 64 x 64, in FP32 always of 16 x 32.  The
-// residual is like the output, for kTmaResidualEpilogue.  The batch index is BatchLayout's offset.
+// residual, or a formula's operand, is like the output.  The batch index is BatchLayout's offset.
 struct MatmulArguments {
     const TensorMap &a_map, &a_edge, &b_map, &b_edge, &out_map, &residual_map;
     void* out;
@@ -82,8 +84,9 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
     static constexpr bool kGeneral = kSame<Kind, General>, kFloats = kSame<Kind, Floats>;
-    static constexpr bool kPartials = kSame<Kind, Partials>;
-    static_assert(kGeneral || kFloats || kPartials || kSame<Kind, TmaStore>, "an epilogue");
+    static constexpr bool kPartials = kSame<Kind, Partials>, kAdds = kSame<Kind, AddResidual>;
+    static_assert(kGeneral || kFloats || kPartials || kAdds || kSame<Kind, TmaStore>,
+                  "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kScaledParts = Mainloop::kScaledParts;
     static constexpr bool kByBlock = kScaledParts || Mainloop::kBlockScales;
@@ -91,9 +94,10 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
 
-    using Tile = EpilogueTile<Mainloop, kGeneral || kPartials>;
+    using Tile = EpilogueTile<Mainloop, kGeneral || kPartials || kAdds>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
+    static constexpr bool kLoads = kGeneral || kAdds;  // a residual or a formula's operand by TMA
     // The epilogue runs inside the mainloop's loop over tiles (mma_tiles).
     static constexpr bool kBackToBack =
         kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB && !kPartials;
@@ -104,11 +108,11 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                                          : 1;
     struct SharedStorage {
         Broadcast broadcasts[kBroadcasts];
-        Barrier residual[kGeneral ? 4 * kConsumers : 1][2];  // per warp and box
+        Barrier residual[kLoads ? 4 * kConsumers : 1][2];  // per warp and box
 
         DEVICE void init() {
             for (Broadcast& broadcast : broadcasts) broadcast.init();
-            if constexpr (kGeneral) {
+            if constexpr (kLoads) {
                 for (auto& of_warp : residual) {
                     for (Barrier& full : of_warp) full.init(1);
                 }
@@ -121,13 +125,12 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
 
     const Params& params;
     const Arguments& arguments;
-    bool is_tma_residual, is_tma_store;  // is_tma_store: one of the TMA-store epilogues
+    bool is_tma_store;  // one of the TMA-store epilogues
 
     DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
         : params(params),
           arguments(arguments),
-          is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
-          is_tma_store(!kPartials && (!kGeneral || is_tma_residual)) {}
+          is_tma_store(!kPartials && (!kGeneral || params.epilogue_kind == kTmaEpilogue)) {}
 
     DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
         return params.batch.offset(operand, tile.batch);
@@ -170,9 +173,9 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
               warpgroup(warpgroup),
               row(work.row + warp % 4 * kWarpRows),
               residual{epilogue.arguments.residual_map,
-                       storage.epilogue.residual[kGeneral ? first_warp(warp, warpgroup) : 0],
+                       storage.epilogue.residual[kLoads ? first_warp(warp, warpgroup) : 0],
                        &storage.staging[first_warp(warp, warpgroup)]},
-              adds(epilogue.is_tma_residual && epilogue.arguments.residual != nullptr) {}
+              adds(kAdds) {}
         // First of the warps that share this warp's boxes.
         DEVICE static int first_warp(int warp, int warpgroup) {
             return kSwapAB ? 4 * warpgroup : warp;
@@ -184,8 +187,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                        broadcast,     scales, epilogue.params.epilogue,
                                        row,           count,  residual};
             if constexpr (kFloats) store.store_floats(accumulator);
-            else if (!adds) store.template store<false>(accumulator);
-            else if constexpr (kGeneral) store.template store<true>(accumulator);
+            else store.template store<kAdds>(accumulator);
         }
         // Runs all tiles of the block if epilogue and mainloop allow it; otherwise returns false.
         template <class Scheduler>
@@ -252,7 +254,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                  int(params.num_groups));
             }
             if constexpr (kGeneral) {
-                if (arguments.residual && !epilogue.is_tma_residual)
+                if (arguments.residual)
                     EpilogueOps<Tile>::prefetch_residual(epilogue.of_matrix(tile), work.first_row,
                                                          work.first_col);
             }
@@ -308,8 +310,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                      count,
                                                      residual};
                     if constexpr (kFloats) store.store_floats(accumulator);
-                    else if (!adds) store.template store<false>(accumulator);
-                    else if constexpr (kGeneral) store.template store<true>(accumulator);
+                    else store.template store<kAdds>(accumulator);
                 } else {
                     RowScaleFragment<Tile> scales;
                     scales.load(broadcast, row);

@@ -112,8 +112,8 @@ template <class Tile> struct StoreTmaSwapAB {
             box ^= 1;
         }
     }
-    // kTmaResidual: adds the residual, and loads the residual of the next box.
-    template <bool kTmaResidual> DEVICE void store(const Accumulator& accumulator) const {
+    // kAdds: adds the residual, and loads the residual of the next box.
+    template <bool kAdds> DEVICE void store(const Accumulator& accumulator) const {
         const typename Tile::OwnChunks own;
         const float alpha = broadcast.alpha(params);
         Picked picked;
@@ -126,7 +126,7 @@ template <class Tile> struct StoreTmaSwapAB {
         };
         const auto store_slice = [&](int m, int slice) {
             const int index = Residual<Tile>::box_of(m, slice / kSlicesOfChunk);
-            if constexpr (kTmaResidual) {
+            if constexpr (kAdds) {
                 residual.wait(count, index);
                 uint32_t added[kValues / 2];
                 Box::template move_slice<true>(residual.box(count, index),
@@ -135,11 +135,11 @@ template <class Tile> struct StoreTmaSwapAB {
             }
             Box::store_slice(warps, box, map, slice, out_row + 64 * m, col + Tile::slice_col(slice),
                              batch, params.out_dtype, values);
-            if (kTmaResidual && slice % kSlicesOfChunk == kSlicesOfChunk - 1 && residual.loads()) {
+            if (kAdds && slice % kSlicesOfChunk == kSlicesOfChunk - 1 && residual.loads()) {
                 residual.follow(count, index, out_row, col, int(broadcast.origin.words[3]));
             }
         };
-        if (!kTmaResidual && (!kActivates || params.activation == kNoActivation)) {
+        if (!kAdds && (!kActivates || params.activation == kNoActivation)) {
 #pragma unroll
             for (int i = 0; i < kMmasM * kSlices; ++i) {
                 const int m = i / kSlices, slice = i % kSlices;
@@ -152,7 +152,7 @@ template <class Tile> struct StoreTmaSwapAB {
             return;
         }
         const bool gelus = kActivates && params.activation == kGelu;
-        if (!kTmaResidual && gelus) {  // unrolled: a dynamic index costs as much as gelu
+        if (!kAdds && gelus) {  // unrolled: a dynamic index costs as much as gelu
 #pragma unroll
             for (int i = 0; i < kMmasM * kSlices; ++i) {
                 const int m = i / kSlices, slice = i % kSlices;
@@ -177,7 +177,7 @@ template <class Tile> struct StoreTmaSwapAB {
                 if (known == i) pick(known / kSlices, known % kSlices);
             }
             terms.load(*this, m);
-            if (kTmaResidual && gelus) {
+            if (kAdds && gelus) {
                 finish(picked, terms, slice, 0.5f * alpha, values);
 #pragma unroll
                 for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
