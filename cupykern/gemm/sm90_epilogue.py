@@ -38,6 +38,8 @@ def general_kind(product: Product, swap_ab: bool) -> int:
     p = product
     if p.formula is not None:
         return GENERAL if loaded_operand(p, swap_ab) is None else BY_TMA
+    if swap_ab and _has_scalar_scales(p):  # TileBroadcast: kMatrixScales
+        return GENERAL
     if epilogue_of(p, swap_ab) == "tma_store":
         return BY_TMA
     floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))

@@ -321,6 +321,20 @@ def test_tasks_have_the_epilogues_that_are_launched(monkeypatch, of_a):
     assert all(of_task == of_product for of_task, of_product in launched)
 
 
+@needs.hopper
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize("general", [False, True])
+def test_a_global_scale_in_memory_scales_decoded_products(target, swap_ab, general):
+    codes = here(target, np.full((136, 144), 0x22, np.uint8))  # ones
+    scales = here(target, np.ones((136, 18), np.float32).astype(E4M3))
+    b = NvFp4(codes, scales, "plain", here(target, np.full(1, 0.5, np.float32)))
+    config = DecodeFirst(Sm90GemmConfig(128, 128, 64, 3, swap_ab=swap_ab, general=general))
+    a = target.xp.ones((40, 288), np.float16)
+    for out_dtype in ("float16", "float32"):
+        product = cupykern.scaled_mm(a, b, config=config, out_dtype=out_dtype)
+        assert bool((product == 144).all())
+
+
 # --- quantisation --------------------------------------------------------------------------------
 
 
