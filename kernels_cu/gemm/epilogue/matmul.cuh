@@ -97,7 +97,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Tile = EpilogueTile<Mainloop, kGeneral || kPartials || kAdds>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
-    static constexpr bool kLoads = kGeneral || kAdds;  // a residual or a formula's operand by TMA
+    static constexpr bool kLoadsResidual =
+        kGeneral || kAdds;  // a residual or a formula's operand by TMA
     // The epilogue runs inside the mainloop's loop over tiles (mma_tiles).
     static constexpr bool kBackToBack =
         kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB && !kPartials;
@@ -108,11 +109,11 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                                          : 1;
     struct SharedStorage {
         Broadcast broadcasts[kBroadcasts];
-        Barrier residual[kLoads ? 4 * kConsumers : 1][2];  // per warp and box
+        Barrier residual[kLoadsResidual ? 4 * kConsumers : 1][2];  // per warp and box
 
         DEVICE void init() {
             for (Broadcast& broadcast : broadcasts) broadcast.init();
-            if constexpr (kLoads) {
+            if constexpr (kLoadsResidual) {
                 for (auto& of_warp : residual) {
                     for (Barrier& full : of_warp) full.init(1);
                 }
@@ -173,7 +174,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
               warpgroup(warpgroup),
               row(work.row + warp % 4 * kWarpRows),
               residual{epilogue.arguments.residual_map,
-                       storage.epilogue.residual[kLoads ? first_warp(warp, warpgroup) : 0],
+                       storage.epilogue.residual[kLoadsResidual ? first_warp(warp, warpgroup) : 0],
                        &storage.staging[first_warp(warp, warpgroup)]},
               adds(kAdds) {}
         // First of the warps that share this warp's boxes.
