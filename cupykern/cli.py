@@ -18,7 +18,13 @@ import click
 from . import OPS, __version__, targets
 from .kernels import source_text
 from .op import Op
-from .tools import commands_campaign, commands_measure, commands_reproduce, commands_tune
+from .tools import (
+    commands_campaign,
+    commands_measure,
+    commands_reproduce,
+    commands_startup,
+    commands_tune,
+)
 from .tools.options import (
     ARCHS_OF,
     DEFAULT_ARCHS,
@@ -74,7 +80,10 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _module in (commands_measure, commands_campaign, commands_tune, commands_reproduce):
+for _module in (
+    *(commands_measure, commands_campaign, commands_tune),
+    *(commands_startup, commands_reproduce),
+):
     for _command in _module.COMMANDS:
         cli.add_command(_command)
 

@@ -14,6 +14,7 @@ KINDS = frozenset(
         *("bench", "sweep", "tune", "profile", "check", "campaign"),
         *("comparison", "suite", "model", "parallel"),  # bench --baseline, --suite, --model ...
         *("sensitivity", "history"),  # check --sensitivity, --history
+        "startup",
     )
 )
 
