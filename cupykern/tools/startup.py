@@ -29,8 +29,9 @@ _TIMEOUT_S = 600
 class FirstCall:
     """Medians in ms.
 
-    import_ms: `import cupykern` and the op's modules.  cold_ms: the first call with an empty cache
-    of kernels.  warm_ms: the first call of a process that finds its kernels in the cache.
+    import_ms: `import cupykern`, whose modules are compiled to bytecode.  cold_ms: the first call
+    with an empty cache of kernels.  warm_ms: the first call of a process that finds its kernels in
+    the cache.
     """
 
     op: str
@@ -44,12 +45,17 @@ class FirstCall:
 def child(task: Task, target: str, cache: Path) -> dict[str, float]:
     """Run one first call in a new process with this cache.  Raises Failure."""
     path = os.pathsep.join(filter(None, (str(_CHILD.parents[2]), os.environ.get("PYTHONPATH"))))
-    folders = {"CUPYKERN_CACHE_DIR": str(cache), "CUPY_CACHE_DIR": str(cache / "cupy")}
+    folders = {
+        "CUPYKERN_CACHE_DIR": cache,
+        "CUPY_CACHE_DIR": cache / "cupy",
+        "PYTHONPYCACHEPREFIX": cache / "pycache",  # an installed package has compiled modules
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     # -P: the folder of the script, which has a profile.py, is not searched for modules.
     what = target, task.op.run.__name__, task.op.name, task.dtype, *map(str, task.shape)
     done = subprocess.run(
         [sys.executable, "-P", str(_CHILD), *what],
-        env={**os.environ, **folders, "PYTHONPATH": path},
+        env={**os.environ, **{k: str(v) for k, v in folders.items()}, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
