@@ -22,7 +22,7 @@ def startup(
 ) -> int:
     """Time ops' first calls in new processes.
 
-    With an empty cache, so that the kernels are compiled, and with a filled one.  Of the first
+    With an empty cache, so that the kernels are compiled, and with a warm one.  Of the first
     shape and dtype of `bench`.  Importing cupykern is timed too; CuPy's own import and context and
     the inputs are not.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import click
 
 from ..targets import UnavailableError
 from . import stored
+from .processes import environment
 from .tables import number, print_table
 
 FOLDERS = ("/usr/local/cuda/bin", "/opt/rocm/bin")  # besides PATH
@@ -270,19 +270,13 @@ def _find(name: str) -> str:
     return found
 
 
-def program_env() -> dict[str, str]:
-    package = Path(__file__).parents[2]
-    paths = [str(package), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
 def _run_ncu(kernel: str, program: list[str]) -> list[Profile]:
     metrics = [name for figure in NCU for name in figure.names]
     metrics += [STALL.format(kind) for kind in _STALLS]
     command = [_find("ncu"), "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--kernel-name", kernel, "--launch-skip", str(WARMUPS), "--launch-count", "1"]
     command += ["--metrics", ",".join(metrics), *program]
-    done = subprocess.run(command, capture_output=True, text=True, env=program_env())
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     try:
         return parse_ncu(done.stdout)
     except ValueError as error:
@@ -297,7 +291,7 @@ def _run_rocprof(kernel: str, program: list[str]) -> list[Profile]:
         with tempfile.TemporaryDirectory() as folder:
             command = [_find("rocprofv3"), "--pmc", figure.names[0], "--output-format", "csv"]
             command += ["--kernel-include-regex", f"^{kernel}$", "-d", folder, "--", *program]
-            done = subprocess.run(command, capture_output=True, text=True, env=program_env())
+            done = subprocess.run(command, capture_output=True, text=True, env=environment())
             texts += [path.read_text() for path in Path(folder).rglob("*counter_collection.csv")]
             said = _last_line(done.stderr) or said
     try:

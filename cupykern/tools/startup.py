@@ -6,7 +6,6 @@ What a user waits for beside CuPy's own import and context, which are not timed.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from ..targets import Target
 from . import records
 from .bench import Task
 from .options import Failure, write_json
+from .processes import environment
 from .tables import number, print_table, progress
 
 _CHILD = Path(__file__).with_name("startup_child.py")
@@ -44,29 +44,31 @@ class FirstCall:
 
 def child(task: Task, target: str, cache: Path) -> dict[str, float]:
     """Run one first call in a new process with this cache.  Raises Failure."""
-    path = os.pathsep.join(filter(None, (str(_CHILD.parents[2]), os.environ.get("PYTHONPATH"))))
-    folders = {
-        "CUPYKERN_CACHE_DIR": cache,
-        "CUPY_CACHE_DIR": cache / "cupy",
-        "PYTHONPYCACHEPREFIX": cache / "pycache",  # an installed package has compiled modules
-        "PYTHONDONTWRITEBYTECODE": "",
-    }
+    of_child = environment(
+        CUPYKERN_CACHE_DIR=str(cache),
+        CUPY_CACHE_DIR=str(cache / "cupy"),
+        PYTHONPYCACHEPREFIX=str(cache / "pycache"),  # an installed package has compiled modules
+        PYTHONDONTWRITEBYTECODE="",
+    )
     # -P: the folder of the script, which has a profile.py, is not searched for modules.
     what = target, task.op.run.__name__, task.op.name, task.dtype, *map(str, task.shape)
-    done = subprocess.run(
-        [sys.executable, "-P", str(_CHILD), *what],
-        env={**os.environ, **{k: str(v) for k, v in folders.items()}, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(_CHILD), *what],
+            env=of_child,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{task.op.name}: no result after {_TIMEOUT_S} s") from None
     if done.returncode:
         raise Failure(f"{task.op.name}: {(done.stderr.strip().splitlines() or ['killed'])[-1]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(task: Task, target: str, repeats: int) -> FirstCall:
-    """Time the first call of `task`, `repeats` times with an empty cache and then a filled one."""
+    """Time the first call of `task`, `repeats` times with an empty cache and then a warm one."""
     cold, warm = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +90,7 @@ def run(tasks: Sequence[Task], target: Target, repeats: int, json_path: str | No
             rows.append(measure(task, target.name, repeats))
             advance(task.op.name)
     print_table(
-        ("op", "shape", "dtype", "import, ms", "call, empty cache, ms", "call, filled cache, ms"),
+        ("op", "shape", "dtype", "import, ms", "call, empty cache, ms", "call, warm cache, ms"),
         (
             (row.op, "x".join(map(str, row.shape)), row.dtype)
             + tuple(number(x, 3) for x in (row.import_ms, row.cold_ms, row.warm_ms))

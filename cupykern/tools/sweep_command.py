@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from ..tuning.trials import Trial, by_problem, ranking, short_names
 from . import records
 from .bench import Task
 from .options import Failure
+from .processes import environment
 from .stored import to_json
 from .tables import number, one_line, print_table, progress
 from .trace import Trace, document, under_way
@@ -194,14 +194,11 @@ def guard(args: Sequence[str], path: Path, timeout: float) -> int:
     It fails by a crash, a lost GPU context, or no progress for `timeout` seconds.
     Returns the last exit code.
     """
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [package, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     program = "import sys; from cupykern.cli import main; sys.exit(main(sys.argv[1:]))"
     again: tuple[str, ...] = ()
     while True:
         command = [sys.executable, "-c", program, "sweep", *args, "--in-process", *again]
-        child = subprocess.Popen(command, env=environment)
+        child = subprocess.Popen(command, env=environment())
         reason = _wait(child, path, timeout)
         if reason is None:
             return child.returncode

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupykern import OPS, cli, targets
-from cupykern.tools import profile, stored
+from cupykern.tools import processes, profile, stored
 
 STALL = profile.STALL
 NCU = {
@@ -183,7 +183,7 @@ def test_what_runs_under_a_profiler():
         [sys.executable, "-c", "import cupykern.tools.profile"],
         capture_output=True,
         text=True,
-        env=profile.program_env(),
+        env=processes.environment(),
         cwd=Path("/"),
     )
     assert done.returncode == 0, done.stderr

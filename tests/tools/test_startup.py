@@ -1,4 +1,4 @@
-"""`cupykern startup`: new processes with an empty and a filled cache."""
+"""`cupykern startup`: new processes with an empty and a warm cache."""
 
 from __future__ import annotations
 
