@@ -81,8 +81,11 @@ def cli(ctx: click.Context) -> None:
 
 
 for _module in (
-    *(commands_measure, commands_campaign, commands_tune),
-    *(commands_startup, commands_reproduce),
+    commands_measure,
+    commands_campaign,
+    commands_tune,
+    commands_startup,
+    commands_reproduce,
 ):
     for _command in _module.COMMANDS:
         cli.add_command(_command)

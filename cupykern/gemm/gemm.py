@@ -52,7 +52,7 @@ from .product import (
 from .row_reductions import MergedRowsPlan, merged_rows_plan
 from .skinny_gemm import SkinnyGemmConfig, SkinnyGemmPlan, skinny_gemm_plan
 from .skinny_logits import skinny_logits_plan
-from .sm90_epilogue import decoded, epilogue_of, with_a_decoded
+from .sm90_epilogue import epilogue_of, with_a_decoded, with_both_decoded
 from .sm90_heuristic import Sm90AnyConfig
 from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import Sm90Plan, sm90_plan
@@ -191,7 +191,9 @@ def task_of(product: Product) -> GemmTask:
         task,
         slow_activation=ACTIVATIONS[p.activation].slow or p.formula is not None,
         epilogue=epilogue_of(with_a_decoded(p), task.mixed_input),
-        epilogue_decoded=epilogue_of(decoded(p), False) if p.b.dtype == FP4 else "tma_store",
+        epilogue_decoded="tma_store"
+        if p.b.dtype != FP4
+        else epilogue_of(with_both_decoded(p), False),
         precision=p.precision,
         stored_a=p.stored[0],
         stored_b=p.stored[1],

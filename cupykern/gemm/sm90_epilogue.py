@@ -70,7 +70,7 @@ def with_a_decoded(product: Product) -> Product:
     return product._replace(a=product.a._replace(dtype=dtypes.float16))
 
 
-def decoded(product: Product) -> Product:
+def with_both_decoded(product: Product) -> Product:
     """`product` with FP16 in place of an NVFP4 b, and of an NVFP4 a."""
     return with_a_decoded(product)._replace(b=product.b._replace(dtype=dtypes.float16))
 

@@ -134,7 +134,7 @@ def sm90_plan(
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         results = {_OUT: map_out}
     else:
-        by_tma = loaded is not None or (p.kernel == "gemm" and task.epilogue == "residual")
+        by_tma = loaded is not None or task.epilogue == "residual"
         results = _output_maps(p, c, results_by_tma, residual if by_tma else None)
         dual = p.kernel == "dual_gemm"
         params = _dual_params(p) if dual else _matmul_params(p, c, kind, splits)
