@@ -424,6 +424,7 @@ def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
+    """The variants of all tiles; with options of an 8-bit cache, each dtype in one pair."""
     kinds = [
         (t, dim, tile)
         for t in (dtypes.float16, dtypes.bfloat16)
@@ -444,6 +445,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
             (*_tiles_8bit(arch, dim), *(() if options else _full_sm_tiles(arch, dim, True)))
         )
         for cache_dtype in CACHE_DTYPES
+        if not options or DTYPES.index(t) == CACHE_DTYPES.index(cache_dtype)
     ]
     found = (
         *(variant(*kind) for kind in kinds),

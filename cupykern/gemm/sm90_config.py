@@ -95,6 +95,13 @@ class Sm90Config:
         return next(size for size in (64, 32, 16) if size <= own)
 
     @property
+    def boxes(self) -> int:
+        """Boxes of a warp's accumulators, or with swap_ab of a warpgroup's, that a block stores
+        (Residual::kTileBoxes)."""
+        rows = self.rows // (self.schedule.warpgroups if self.cooperative else 1)
+        return rows // 64 * math.ceil(self.cols // self.split_k / self.chunk)
+
+    @property
     def cluster_tile(self) -> tuple[int, int]:
         """Rows and columns of each product that a cluster computes."""
         tiles, cols = self.cluster.size // self.split_k, self.tile_n // self.products

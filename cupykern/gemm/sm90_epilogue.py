@@ -40,8 +40,6 @@ def general_kind(product: Product, swap_ab: bool) -> int:
         return GENERAL if loaded_operand(p, swap_ab) is None else BY_TMA
     if swap_ab and _has_scalar_scales(p):  # TileBroadcast: kMatrixScales
         return GENERAL
-    if epilogue_of(p, swap_ab) == "tma_store":
-        return BY_TMA
     floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
     scaled = (_has_scalar_scales(p) or _are_parts(p)) and tma_stores(p.out, p.m, p.n)
     fits = p.residual is None and not swap_ab and _allows_tma_epilogue(p, swap_ab)

@@ -35,15 +35,10 @@ _BOX_BYTES = 4 * 2048  # one box per warp of a warpgroup; EpilogueTile::Staging
 
 
 class MatmulEpilogue(Sm90Config):
-    """alpha, scales, bias, activation and residual; TMA or, in general, threads store the result.
-
-    general: use the general epilogue, which can also store by TMA, for all 16-bit results.  Rare
-        tasks then need only one variant.
-    """
+    """alpha, scales, bias, activation and residual; TMA or, in general, threads store results."""
 
     kernel = "gemm"
     partials_type = "gemm::MatmulEpilogue<Mainloop, gemm::Partials>", "matmul"
-    general: bool = False
 
     def staging_bytes(self, task: GemmTask) -> int:
         return self.schedule.warpgroups * (3 if self.in_halves(task) else 2) * _BOX_BYTES
@@ -62,20 +57,15 @@ class MatmulEpilogue(Sm90Config):
         16.6 instead of 17.6 (H200)."""
         if task.formula is not None:
             return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
-        name = _EPILOGUES[self.epilogue(task)]
-        return f"gemm::MatmulEpilogue<Mainloop, gemm::{name}>", "matmul"
-
-    def epilogue(self, task: GemmTask) -> str:
-        """The epilogue that computes `task` (GemmTask.epilogue)."""
-        return "general" if self.general and task.epilogue == "tma_store" else task.epilogue
+        return f"gemm::MatmulEpilogue<Mainloop, gemm::{_EPILOGUES[task.epilogue]}>", "matmul"
 
     def column_unit(self, task: GemmTask) -> int:
         """wgmma's unit of 8 if the epilogue's last chunk can overlap the previous one
-        (EpilogueTile::chunk_col).  It cannot with a residual that the result overwrites."""
+        (EpilogueTile::chunk_col)."""
         k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
         least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
         fits = self.cols // self.split_k >= least and (self.swap_ab or self.split_k == 1)
-        overlaps = self.epilogue(task) in ("tma_store", "floats") and fits
+        overlaps = task.epilogue != "general" and fits
         if not (overlaps and k_major) or task.a == dtypes.int8:
             return 64
         return 16 if task.a in FP8 and not self.swap_ab else 8  # 16: gemm/epilogue/store_tma.cuh
@@ -93,12 +83,13 @@ class Sm90GemmConfig(SS, MatmulEpilogue):
     schedule: Cooperative | PingPong | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
     swap_ab: bool = False
-    general: bool = False
 
     def most_accumulators(self, task: GemmTask) -> int:
         if self.column_unit(task) == 64:
             return 256
-        return 384 if isinstance(self.schedule, PingPong) else 352
+        if not isinstance(self.schedule, PingPong):
+            return 352
+        return 368 if self.swap_ab and task.epilogue == "residual" else 384
 
 
 @config_class
@@ -113,13 +104,12 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
     schedule: Cooperative | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
     swap_ab: bool = False
-    general: bool = False
 
     def in_halves(self, task: GemmTask) -> bool:
         """Whether the columns are multiplied in two halves (MainloopSm90SSFp8::kHalves)."""
         back_to_back = self.cooperative and self.split_k == 1 and not self.swap_ab
         e4m3 = task.a == task.b == dtypes.float8_e4m3fn
-        plain = self.epilogue(task) == "tma_store" and not task.block_scales
+        plain = task.epilogue == "tma_store" and not task.block_scales
         return e4m3 and back_to_back and plain and BLOCK < self.tile_n <= 192
 
     def epilogue_bytes(self, task: GemmTask) -> int:
@@ -138,7 +128,6 @@ class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
     stages: int
     schedule: Cooperative | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
-    general: bool = False
 
 
 @config_class

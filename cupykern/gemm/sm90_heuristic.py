@@ -53,7 +53,8 @@ class Tile:
     us: the mainloop's time for k = 4096.
     tile_us: the time of prologue and epilogue, for any k.  None if it is not known apart from `us`;
         then _slices_k decides about sliced-K.
-    epilogues: the tasks' epilogues for which it can be chosen.
+    epilogues: "general" if it can be chosen for tasks with the general epilogue, "tma_store" if for
+        all others.
     rows: the file's rows of these times ("16-bit[0]") and their shares; two if interpolated.
     on_call: it is one of many widths, and compiled only when it is chosen; of most families the
         widest is compiled ahead.
@@ -149,6 +150,8 @@ def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
 
     For the compile gates FP32 results, results with a residual and SplitKWorkspace's first launch,
     that of (512, 512, 16384), have one variant for each mainloop; of BF16, E4M3 and NVFP4 alone.
+    The general epilogue has no variants with an FP16 a, and with a BF16 a by 8-bit weights those
+    of E4M3.
     """
     k_major = task.layout_a == task.layout_b == K_MAJOR
     kinds = dtypes.bfloat16, dtypes.float8_e4m3fn, FP4
@@ -156,6 +159,9 @@ def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
     if task.epilogue in ("floats", "residual"):
         covers &= task.epilogue == "floats" or not task.block_scales
         yield from [x for x in configs if covers and isinstance(x, Sm90Config)][:1]
+        return
+    others = task.a == dtypes.float16 or task.b in (dtypes.int8, dtypes.float8_e5m2)
+    if task.epilogue == "general" and task.kernel == "gemm" and task.a in FLOAT16S and others:
         return
     on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
     ahead = [x for x in configs if x not in on_call and not isinstance(x, SplitKWorkspace)]
@@ -223,7 +229,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     fitting = [
         tile
         for tile in tiles_of(task)
-        if tile.config.refusal(task, device) is None and _has_epilogue(tile, task)
+        if tile.config.refusal(task, device) is None and has_epilogue(tile, task)
     ]
     few = None if is_modelled(task) else _slices_k(task)
 
@@ -303,6 +309,8 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
     for tile in tiles_of(task):
         if not isinstance(tile.config, SplitConfig) or tile.config.split_k > 1:
             continue
+        if not has_epilogue(tile, task, 2):
+            continue
         most = min(_SMS // max(1, _num_tiles(tile, task)), task.k // _C["split_least_k"])
         for splits in _C["splits"]:
             if splits > most:
@@ -325,19 +333,19 @@ def _slices_k(task: GemmTask) -> bool:
     return task.batch * math.ceil(task.m / 64) * math.ceil(task.n / 64) <= _SMS
 
 
-def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
-    """Whether `tile` has the task's epilogue.
+def has_epilogue(tile: Tile, task: GemmTask, splits: int = 1) -> bool:
+    """Whether `tile` has the task's epilogue; with splits > 1, that of partial accumulators.
 
-    Each kernel has one epilogue.  The general one and that with a residual are rarer and slower, so
-    few configs have them: ping-pong, which hides them, and one for few rows.  Every config has
-    variants for formulas.
+    Each kernel has one epilogue.  The general one is rare and slow, so few configs have it:
+    ping-pong, which hides it, and one for few rows.  Every config has variants for formulas.
     """
+    if splits > 1:
+        return "tma_store" in tile.epilogues
     if isinstance(tile.config, DecodeFirst):
         task = tile.config.decoded(task)
     if task.formula is not None:
         return True
-    general = task.epilogue in ("general", "residual")
-    return ("general" if general else "tma_store") in tile.epilogues
+    return ("general" if task.epilogue == "general" else "tma_store") in tile.epilogues
 
 
 def _num_tiles(tile: Tile, task: GemmTask) -> int:
@@ -367,7 +375,7 @@ def estimate(
         size = task.batch * task.products * task.n * task.k
         before += constants["decode"][task.kernel] + size * per_element
         task = tile.config.decoded(task)
-    if tile.cold_us and c.epilogue(task) in ("general", "residual"):
+    if tile.cold_us and task.epilogue == "general":
         before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):
         return math.ceil(num_tiles / blocks) * tile.us * task.k / _K
@@ -386,6 +394,8 @@ def estimate(
     ping_pong = isinstance(c.schedule, PingPong)
     exposed = 1 + constants["ping_pong_exposed"] * (waves - 1) if ping_pong else waves
     us += exposed * tile.tile_us
+    if task.epilogue == "residual" and not ping_pong:
+        us += waves * max(0, c.boxes - 2) * constants["residual_box"]
     if task.slow_activation:
         part = c.tile_m * c.tile_n / _ACCUMULATORS
         factor = constants["swap_ab_activation"] if c.swap_ab else 1
@@ -411,7 +421,8 @@ def estimate_config(config: Sm90AnyConfig, task: GemmTask) -> float:
     """`estimate` for a config of a tile, or of its SplitKWorkspace, on the usual SM count."""
     splits = config.splits if isinstance(config, SplitKWorkspace) else 1
     of_tile = config.config if isinstance(config, SplitKWorkspace) else config
-    tile = next(tile for tile in tiles_of(task) if tile.config == of_tile)
+    tiles = (tile for tile in tiles_of(task) if has_epilogue(tile, task, splits))
+    tile = next(tile for tile in tiles if tile.config == of_tile)
     return estimate(tile, task, _SMS, splits)
 
 

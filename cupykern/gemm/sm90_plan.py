@@ -112,7 +112,7 @@ def sm90_plan(
     kind, results_by_tma = GENERAL, tma_stores(p.out, p.m, p.n)
     if isinstance(c, MatmulEpilogue):
         task = replace(task, epilogue=epilogue_of(p, c.swap_ab))
-        kind = general_kind(p, c.swap_ab) if c.epilogue(task) == "general" else kind
+        kind = general_kind(p, c.swap_ab) if task.epilogue == "general" else kind
         floats = task.epilogue == "floats" and not splits  # threads store partial accumulators
         results_by_tma |= kind == BY_TMA or floats
     residual, mapped = p.residual, _MAPPED[p.kernel]

@@ -161,7 +161,8 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
     found = []
     for task, config, us in product_times(trials):
         for tile, splits in _by_config(sm90_heuristic.tiles_of(task)).get(config, ()):
-            found.append(Sample(task, tile, splits, us))
+            if sm90_heuristic.has_epilogue(tile, task, splits):
+                found.append(Sample(task, tile, splits, us))
     return found
 
 

@@ -186,6 +186,20 @@ def test_tiles_where_columns_are_neighbours():
         assert isinstance(config.schedule, PingPong) == (m < 4096)
 
 
+def test_residuals_take_the_tiles_of_results_stored_by_tma():
+    """But for tiles in halves, and ping-pong's largest with swap_ab: no registers are left."""
+    for changes in ({}, {"m": 300}, OF_FP8):
+        plain = task(**changes)
+        tiles, added = (
+            gemm.configs(plain, "sm_90a"),
+            gemm.configs(replace(plain, epilogue="residual"), "sm_90a"),
+        )
+        assert {*added} <= {*tiles}
+        for config in {*tiles} - {*added}:
+            assert isinstance(config, Sm90Config)
+            assert config.in_halves(plain) or (config.swap_ab and config.tile_m > 184)
+
+
 def test_ping_pong_for_slow_epilogues():
     """It hides them beside products: of activations, and those that are not plain."""
     assert isinstance(
@@ -202,7 +216,7 @@ def test_ping_pong_for_slow_epilogues():
     ("changes", "tile", "splits"),
     [
         ({"m": 512, "n": 512, "k": 16384}, (128, 128), 8),
-        ({"m": 512, "n": 512, "k": 16384, "layout_b": MN_MAJOR}, (128, 64), 4),
+        ({"m": 512, "n": 512, "k": 16384, "layout_b": MN_MAJOR}, (128, 128), 8),
         ({"m": 1024, "n": 1024, "k": 32768}, (128, 128), 2),
         ({"m": 64, "n": 1024, "k": 4096}, (64, 64), 1),
         ({"m": 512, "n": 512, "k": 16384, "layout_a": MN_MAJOR}, (128, 256), 16),

@@ -325,13 +325,15 @@ def test_tasks_have_the_epilogues_that_are_launched(monkeypatch, of_a):
 @pytest.mark.parametrize("swap_ab", [False, True])
 @pytest.mark.parametrize("general", [False, True])
 def test_a_global_scale_in_memory_scales_decoded_products(target, swap_ab, general):
+    """With the general epilogue too, which a bias per row takes."""
     codes = here(target, np.full((136, 144), 0x22, np.uint8))  # ones
     scales = here(target, np.ones((136, 18), np.float32).astype(E4M3))
     b = NvFp4(codes, scales, "plain", here(target, np.full(1, 0.5, np.float32)))
-    config = DecodeFirst(Sm90GemmConfig(128, 128, 64, 3, swap_ab=swap_ab, general=general))
+    config = DecodeFirst(Sm90GemmConfig(128, 128, 64, 3, swap_ab=swap_ab))
     a = target.xp.ones((40, 288), np.float16)
+    bias = target.xp.zeros((40, 1), np.float16) if general else None
     for out_dtype in ("float16", "float32"):
-        product = cupykern.scaled_mm(a, b, config=config, out_dtype=out_dtype)
+        product = cupykern.scaled_mm(a, b, bias=bias, config=config, out_dtype=out_dtype)
         assert bool((product == 144).all())
 
 

@@ -144,13 +144,18 @@ HALVES = (
 )
 
 
-# Accumulators of any multiple of 8 columns, for the TMA-store epilogue.
+# Accumulators of any multiple of 8 columns, for results that TMA stores, and residuals (BF16) that
+# it loads.
 WIDTHS = (
     (
         (
             MatmulProblem(264, 264, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
             MatmulProblem(300, 264, 136, layout_b="F", bias=(264,), activation="gelu"),
             MatmulProblem(136, 136, 72, layout_b="F", batch_a=(2,), bias=(136,), activation="silu"),
+            MatmulProblem(264, 264, 200, "bfloat16", layout_b="F", residual=(264, 264)),
+            MatmulProblem(
+                *(136, 136, 72, "bfloat16"), layout_b="F", residual=(136, 136), activation="silu"
+            ),
             MatmulProblem(64, 64, 128, layout_b="F", kind="special"),
         ),
         (
@@ -169,6 +174,9 @@ WIDTHS = (
             fp8(72, 264, 144, "tensor", batch_a=(2,), kind="same_sign", out_dtype="bfloat16"),
             fp8(136, 72, 272, "none", kind="exact"),
             fp8(20, 72, 144, "rows"),
+            MatmulProblem(
+                *(200, 264, 400, E4M3), layout_b="F", residual=(200, 264), out_dtype="bfloat16"
+            ),
         ),
         (
             Sm90Fp8GemmConfig(56, 128, 3, swap_ab=True),
@@ -186,6 +194,7 @@ WIDTHS = (
             MatmulProblem(
                 *(136, 272, 208, "bfloat16", "int8"), layout_b="C", bias=(272,), activation="gelu"
             ),
+            MatmulProblem(*(264, 144, 272, "bfloat16", E4M3), layout_b="F", residual=(264, 144)),
             MatmulProblem(64, 64, 128, "float16", E4M3, layout_b="F", kind="special"),
         ),
         (
@@ -238,7 +247,7 @@ MIXED = (
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK(), Multicast(2)),
         Sm90MixedGemmConfig(32, 64, 256, 4, SlicedK()),
         Sm90MixedGemmConfig(16, 64, 128, 4, SlicedK()),
-        Sm90MixedGemmConfig(64, 64, 128, 3, Cooperative(1), general=True),
+        Sm90MixedGemmConfig(64, 64, 128, 3, Cooperative(1)),
     ),
 )
 
@@ -259,7 +268,7 @@ MIXED_BLOCKS = (
         Sm90MixedGemmConfig(128, 128, 128, 2),
         Sm90MixedGemmConfig(64, 128, 128, 3, cluster=SplitK(2)),
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
-        Sm90MixedGemmConfig(128, 128, 128, 2, cluster=Multicast(2), general=True),
+        Sm90MixedGemmConfig(128, 128, 128, 2, cluster=Multicast(2)),
         Sm90MixedGemmConfig(64, 64, 128, 3, Cooperative(1)),
     ),
 )

@@ -45,6 +45,8 @@ def sampled(times: dict[str, float], noise: float, count: int = 80) -> list[fit.
     for task in tasks(count):
         for i, tile in enumerate(sm90_heuristic.tiles_of(task)):
             for splits in (1, 4) if task.b != FP4 and i in (0, 4) else (1,):
+                if not sm90_heuristic.has_epilogue(tile, task, splits):
+                    continue
                 sample = fit.Sample(task, tile, splits, 1.0)
                 us = sample.predict(times, 132) * float(np.exp(noise * rng.standard_normal()))
                 found.append(replace(sample, us=us))

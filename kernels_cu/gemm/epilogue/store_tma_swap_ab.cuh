@@ -139,7 +139,7 @@ template <class Tile> struct StoreTmaSwapAB {
                 residual.follow(count, index, out_row, col, int(broadcast.origin.words[3]));
             }
         };
-        if (!kAdds && (!kActivates || params.activation == kNoActivation)) {
+        if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll
             for (int i = 0; i < kMmasM * kSlices; ++i) {
                 const int m = i / kSlices, slice = i % kSlices;
