@@ -28,9 +28,8 @@ def epilogue_of(product: Product, swap_ab: bool) -> str:
         return "general"
     if tma_stores(p.out, p.m, p.n):
         return "tma_store"
-    floats = p.kernel == "gemm" and p.activation is None and p.a.dtype != dtypes.int8
-    floats = floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
-    return "floats" if floats else "general"
+    floats = p.kernel == "gemm" and p.activation is None
+    return "floats" if floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,)) else "general"
 
 
 def general_kind(product: Product, swap_ab: bool) -> int:

@@ -37,8 +37,15 @@ from cupykern.ops.problems.products import (
     variants,
     with_layout,
 )
+from cupykern.ops.problems.scaled import (
+    NVFP4_PAIRS,
+    SCALES,
+    ScaledProblem,
+    nvfp4_variants,
+)
 from cupykern.ops.problems.scaled import PAIRS as SCALED_PAIRS
-from cupykern.ops.problems.scaled import SCALES, ScaledProblem, nvfp4_variants
+from cupykern.ops.problems.scaled import task_of as scaled_task_of
+from cupykern.targets import host
 from cupykern.tools import options
 
 # --- scaled_mm -----------------------------------------------------------------------------------
@@ -262,6 +269,32 @@ def test_operands_of_any_layout_can_be_read_by_scalar_loads(
     assert config.scalar_loads and STRIDED not in (task.layout_a, task.layout_b)
     call = MATMUL.inputs(problem, 1, target.xp)
     assert compare(MATMUL, *call.args, config=replace(config, splits=2)).ok
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_b", "scales"),
+    [
+        (*pair, scales)
+        for pair in (("int8", None), ("bfloat16", "int8"), ("float8_e4m3fn", None))
+        for scales in SCALES
+        if scales != "blocks of b" or pair[0] == "bfloat16"  # others have scales of both
+    ]
+    + [(*pair, scales) for pair in NVFP4_PAIRS for scales in ("none", "rows")],
+)
+def test_problems_have_the_tasks_that_are_launched(monkeypatch, dtype, dtype_b, scales):
+    """So that what tune finds for a problem is found again by its call."""
+    product = MatmulProblem(48, 272, 256, dtype, dtype_b, layout_b="F", kind="uniform")
+    problem, launched = ScaledProblem(product, scales), []
+
+    def recorded(product):
+        launched.append(known(product))
+        return launched[-1]
+
+    known = gemm.task_of
+    monkeypatch.setattr(gemm, "task_of", recorded)
+    with host.use():
+        SCALED.run(*SCALED.inputs(problem, 0, np).args)  # the seed that tasks have, too
+    assert {*launched} == {scaled_task_of(problem)}
 
 
 def test_scalar_loads_have_scales_of_blocks(target):

@@ -277,11 +277,12 @@ def _is_product(p: MatmulProblem) -> bool:
     return alone and p.alpha == 1.0
 
 
-def result_dtypes(p: MatmulProblem) -> tuple[np.dtype, ...]:
-    """The dtype of each result."""
+def result_dtypes(p: MatmulProblem, scaled: bool = False) -> tuple[np.dtype, ...]:
+    """The dtype of each result.  scaled: the call has scales."""
     pair = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
     kinds, of_formula = each_of(p.out_dtype, p.epilogue, "epilogue")
-    return tuple(result_dtype(*pair, kind, _is_product(p), of_formula) for kind in kinds)
+    plain = _is_product(p) and not scaled
+    return tuple(result_dtype(*pair, kind, plain, of_formula) for kind in kinds)
 
 
 def each_of(
@@ -392,21 +393,22 @@ def has_fp16_accumulators(task: GemmTask, arch: str) -> bool:
     return plain and not arch.startswith("gfx")
 
 
-def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
+def task_of(problem: MatmulProblem, scaled: bool = False, **scales: Any) -> GemmTask:
+    """scaled: the call has scales.  scales: those in arrays, as fields of product.Product."""
     with inputs.without_contents():
         call = make_inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
-    dtype, *_ = kinds = result_dtypes(problem)
+    dtype, *_ = kinds = result_dtypes(problem, scaled)
     read: dict[str, Any] = {"a": product.matrix(a, batch), "b": product.matrix(b, batch)}
     read |= {copy.name: copy.matrix(batch) for copy in conversions({"a": a, "b": b}, read)}
     fields: dict[str, Any] = {
         "alpha": problem.alpha,
         "activation": problem.activation,
-        "block_scales": block_scales,
         "precision": canonical(problem.precision),
         "formula": formula_of(call, shape, kinds),
+        **scales,
     }
     if dtypes.float32 in (a.dtype, b.dtype):
         fields["stored"] = a.dtype, b.dtype

@@ -26,7 +26,13 @@ from ...targets.limits import device
 from ...typing import Array, Namespace
 from ..checks.formulas import read_formula
 from ..checks.products import check_shapes, result_dtype
-from ..checks.scales import QUANTIZED, by_block, read_operand, scale_shapes
+from ..checks.scales import (
+    QUANTIZED,
+    check_scales,
+    product_of_scales,
+    read_operand,
+    scale_shapes,
+)
 from . import products
 from .products import NVFP4
 
@@ -196,11 +202,23 @@ def task_of(problem: ScaledProblem) -> GemmTask:
     p = problem.product
     if NVFP4 in (p.dtype, p.dtype_b):
         return _nvfp4_task(p, call)
-    scale_a, scale_b = (
-        x if isinstance(x, np.ndarray) else None for x in (*call.args[2:], None, None)[:2]
+    a, b, *scales = call.args
+    x, y = (
+        read_operand(name, array, scale, a)
+        for name, array, scale in zip("ab", (a, b), (*scales, None, None), strict=False)
     )
-    blocks = by_block(scale_a, scale_b, p.m, p.n, p.k)
-    return products.task_of(p, blocks)
+    batch, m, n = check_shapes(x, y)
+    arrays = {**x.arrays("a"), **y.arrays("b")}
+    fields = {
+        name: None if arrays[name] is None else product.matrix(arrays[name], batch)
+        for name in ("scale_a", "scale_b")
+    }
+    return products.task_of(
+        replace(p, alpha=product_of_scales(x, y)),
+        any(scale is not None for scale in scales),
+        block_scales=check_scales((x, y), batch, m, n),
+        **fields,
+    )
 
 
 def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
@@ -228,7 +246,7 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
         bias,
         scale_a=None if scale_a is None else product.matrix(scale_a, batch),
         scale_b=None if scale_b is None else product.matrix(scale_b, batch),
-        alpha=math.prod(s for s in scales if isinstance(s, float)),
+        alpha=product_of_scales(x, y) * math.prod(s for s in scales if isinstance(s, float)),
         activation=p.activation,
         formula=products.formula_of(call, (*batch, m, n), kinds),
     )

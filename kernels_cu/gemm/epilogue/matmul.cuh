@@ -20,7 +20,7 @@ namespace gemm {
 // AddResidual: 16-bit outputs and a residual of their dtype, which TMA loads.
 // Floats: FP32 outputs without residual and activation.
 // General: all others.  There kTmaEpilogue selects a TMA store too: with scales of both 16-bit
-// matrices, and of int8 and of parts of FP32; of a formula, that TMA loads an operand.
+// matrices, and of parts of FP32; of a formula, that TMA loads an operand.
 // Partials: the FP32 accumulators as they are, without staging, for split-K with a workspace.
 struct TmaStore {};
 struct AddResidual {};
