@@ -51,7 +51,7 @@ def child(task: Task, target: str, cache: Path) -> dict[str, float]:
         PYTHONDONTWRITEBYTECODE="",
     )
     # -P: the folder of the script, which has a profile.py, is not searched for modules.
-    what = target, task.op.run.__name__, task.op.name, task.dtype, *map(str, task.shape)
+    what = target, task.op.name, task.dtype, *map(str, task.shape)
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(_CHILD), *what],

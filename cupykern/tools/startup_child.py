@@ -1,6 +1,6 @@
 """One first call, timed.  startup.py runs this file as a script: so the import is timed too.
 
-Arguments: target, public function, op, dtype, sizes.  Prints a JSON object of milliseconds.
+Arguments: target, op, dtype, sizes.  Prints a JSON object of milliseconds.
 """
 
 import json
@@ -8,7 +8,7 @@ import sys
 import time
 
 
-def main(target: str, function: str, name: str, dtype: str, *sizes: str) -> None:
+def main(target: str, name: str, dtype: str, *sizes: str) -> None:
     if target == "host":
         import numpy  # noqa: F401  # not timed: it is not cupykern's
     else:
@@ -19,7 +19,6 @@ def main(target: str, function: str, name: str, dtype: str, *sizes: str) -> None
     begin = time.perf_counter()
     import cupykern
 
-    getattr(cupykern, function)
     imported = time.perf_counter()
     op = next(op for op in cupykern.OPS if op.name == name)
     where = cupykern.targets.get(target)
