@@ -16,7 +16,7 @@ from typing import Any
 
 from ..precisions import SPLITS
 from ..tuning.protocol import FALLEN
-from . import headline, model_rows, records, sensitivity, stored
+from . import headline, model_rows, records, sensitivity, startup, stored
 from .suite import summary
 from .tables import number
 
@@ -28,7 +28,8 @@ SENSITIVITY = "sensitivity"  # the errors that `check` finds
 FORMATS = "sensitivity by format"
 SUITE = "suite"  # the share of a suite's shapes that are ahead
 MODEL = "model"  # the steps of whole models
-_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, FORMATS, SUITE, MODEL}
+STARTUP = "startup"  # the first call of each op
+_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, FORMATS, SUITE, MODEL, STARTUP}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5, 32: 66.9}}
@@ -354,6 +355,14 @@ def _sensitivity_table(documents: Iterable[dict[str, Any]], by_format: bool = Fa
     )
 
 
+def _startup_table(document: dict[str, Any]) -> str:
+    rows = [startup.FirstCall(**row) for row in document["rows"]]
+    imported = number(statistics.median(row.import_ms for row in rows))
+    device, day = document["machine"]["device"], document["date"][:10]
+    head = f"{device}, {document['machine']['cpu']}, {day}. `import cupykern`: {imported} ms.\n\n"
+    return head + markdown([startup.HEAD, *map(startup.cells, rows)], left=3)
+
+
 def _suite_table(documents: Iterable[dict[str, Any]]) -> str:
     """Return a line per op and dtype, from the latest run of each suite and seed on each device.
 
@@ -473,4 +482,6 @@ def all_tables(results: Path) -> dict[str, str]:
         written[SUITE] = _suite_table(suites)
     if models := load(results, "model"):
         written[MODEL] = _model_table(models)
+    if started := load(results, "startup"):
+        written[STARTUP] = _startup_table(started[-1])
     return written

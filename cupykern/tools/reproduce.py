@@ -101,6 +101,7 @@ STEPS = (
     _bench("merge_attention", 1),
     _bench("cascade_attention", 1),
     _bench("nonfinite_report", 1),
+    Step("startup", 2, ("startup", "--repeats", "1"), "startup.json"),
     _suite(131, 3, "torch,torch.fast,torch.cast", "scaled_mm", "matmul"),
     _suite(171, 1, "torch", "matmul", "dual_gemm_silu", "--dtype", "float32"),
     _suite(101, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),

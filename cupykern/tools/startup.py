@@ -42,6 +42,15 @@ class FirstCall:
     warm_ms: float
 
 
+HEAD = ("op", "shape", "dtype", "empty cache, ms", "warm cache, ms")
+
+
+def cells(row: FirstCall) -> tuple[str, ...]:
+    """The cells of a table with the columns HEAD."""
+    times = (number(x, 3) for x in (row.cold_ms, row.warm_ms))
+    return (row.op, " x ".join(map(str, row.shape)), row.dtype, *times)
+
+
 def child(task: Task, target: str, cache: Path) -> dict[str, float]:
     """Run one first call in a new process with this cache.  Raises Failure."""
     of_child = environment(
@@ -89,14 +98,8 @@ def run(tasks: Sequence[Task], target: Target, repeats: int, json_path: str | No
         for task in tasks:
             rows.append(measure(task, target.name, repeats))
             advance(task.op.name)
-    print_table(
-        ("op", "shape", "dtype", "import, ms", "call, empty cache, ms", "call, warm cache, ms"),
-        (
-            (row.op, "x".join(map(str, row.shape)), row.dtype)
-            + tuple(number(x, 3) for x in (row.import_ms, row.cold_ms, row.warm_ms))
-            for row in rows
-        ),
-    )
+    imported = statistics.median(row.import_ms for row in rows)
+    print_table(HEAD, map(cells, rows), f"import cupykern: {number(imported, 3)} ms")
     write_json(
         json_path, {**records.header("startup", target), "rows": [asdict(row) for row in rows]}
     )

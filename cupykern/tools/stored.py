@@ -18,6 +18,7 @@ from ..peers.base import LESS_ACCURATE
 from ..tuning.contender import NO_SUCH_FUNCTION
 
 _WORK = ("bytes_read", "bytes_written", "flops")  # a list in the file, fields of a row
+_BY_COLUMN = ("sensitivity", "startup")  # kinds whose rows are lists of `columns`
 COLUMNS = ("median_us", "q20_us", "q80_us", "error_over_bound")
 # Of a row: made anew.
 _DERIVED = ("problem", "results", "clocks", "repeats", "notes", "parts", *_WORK)
@@ -61,7 +62,7 @@ def pack(document: Any) -> Any:
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "profile":
         return _pack_profiles(document)
-    if kind == "sensitivity" and document["rows"]:
+    if kind in _BY_COLUMN and document["rows"]:
         columns = list(document["rows"][0])
         values = [[row[name] for name in columns] for row in document["rows"]]
         return {**document, "columns": columns, "rows": values}
@@ -186,7 +187,7 @@ def unpack(document: Any) -> Any:
     if "columns" not in document:
         return document
     columns = document["columns"]
-    if document.get("kind") == "sensitivity":
+    if document.get("kind") in _BY_COLUMN:
         rows = [dict(zip(columns, row, strict=True)) for row in document["rows"]]
     else:
         rows = [_unpack_row(row, columns) for row in document["rows"]]

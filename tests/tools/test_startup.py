@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from cupykern import OPS, cli
-from cupykern.tools import startup
+from cupykern.tools import report, startup, stored
 from cupykern.tools.bench import Task, first_tasks
 from cupykern.tools.options import Failure
 
@@ -38,6 +36,8 @@ def test_the_command_prints_and_writes_medians(capsys, tmp_path):
     path = tmp_path / "startup.json"
     args = ["startup", "merge_attention", "--target", "host", "--repeats", "1", "--wait"]
     assert cli.main([*args, "--json", str(path)]) == 0
-    (row,) = json.loads(path.read_text())["rows"]
+    (row,) = stored.read(path)["rows"]
     assert row["op"] == "merge_attention" and row["cold_ms"] > row["warm_ms"] > 0
     assert "empty cache" in capsys.readouterr().out
+    path.write_text(path.read_text().replace('"target": "host"', '"target": "cuda"'))
+    assert "| merge_attention | 64 x 4 x 128 |" in report.all_tables(tmp_path)["startup"]
