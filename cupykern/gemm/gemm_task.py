@@ -39,8 +39,9 @@ class GemmTask:
     scale_vectors: a product with an NVFP4 b has a scale per row or column, not one of all elements.
     slow_activation: the activation takes many instructions (any but relu), or there is a formula.
     epilogue: Hopper's cheapest one that suffices (sm90_epilogue.py: epilogue_of): "tma_store" for
-        16-bit results, "residual" with a residual of the same dtype, or "floats" for FP32 results
-        without activation, all with at most a bias per column; else "general".
+        16-bit results, "activated" with an activation, "residual" with a residual of the same
+        dtype, or "floats" for FP32 results without activation, all with at most a bias per column;
+        else "general".
     epilogue_decoded: the same if NVFP4 operands are decoded in memory first.
     aligned_128: rows of 16-bit K-major operands are 128-byte aligned; else L2 reads two lines
         instead of one.

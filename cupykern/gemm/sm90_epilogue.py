@@ -27,7 +27,7 @@ def epilogue_of(product: Product, swap_ab: bool) -> str:
     if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
         return "general"
     if tma_stores(p.out, p.m, p.n):
-        return "tma_store"
+        return "tma_store" if p.activation is None else "activated"
     floats = p.kernel == "gemm" and p.activation is None
     return "floats" if floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,)) else "general"
 

@@ -27,6 +27,7 @@ from .sm90_policies import (
 
 _EPILOGUES = {  # GemmTask.epilogue: the type in gemm/epilogue/matmul.cuh
     "tma_store": "TmaStore",
+    "activated": "Activate",
     "residual": "AddResidual",
     "floats": "Floats",
     "general": "General",

@@ -148,16 +148,18 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
     """Those of `configs` that are compiled ahead, not when they are chosen.
 
-    For the compile gates FP32 results, results with a residual and SplitKWorkspace's first launch,
-    that of (512, 512, 16384), have one variant for each mainloop; of BF16, E4M3 and NVFP4 alone.
+    For the compile gates FP32 results, results with an activation or a residual and
+    SplitKWorkspace's first launch, that of (512, 512, 16384), have one variant for each mainloop;
+    of BF16, E4M3 and NVFP4 alone.
     The general epilogue has no variants with an FP16 a, and with a BF16 a by 8-bit weights those
     of E4M3.
     """
     k_major = task.layout_a == task.layout_b == K_MAJOR
     kinds = dtypes.bfloat16, dtypes.float8_e4m3fn, FP4
     covers = k_major and task.kernel == "gemm" and task.a_decoded.a in kinds and task.b in kinds
-    if task.epilogue in ("floats", "residual"):
+    if task.epilogue in ("activated", "floats", "residual"):
         covers &= task.epilogue == "floats" or not task.block_scales
+        covers &= task.epilogue != "activated" or task.a_decoded.a in FLOAT16S
         yield from [x for x in configs if covers and isinstance(x, Sm90Config)][:1]
         return
     others = task.a == dtypes.float16 or task.b in (dtypes.int8, dtypes.float8_e5m2)
@@ -307,15 +309,14 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
     best: SplitKWorkspace | None = None
     least = _C["split_gain"] * whole
     for tile in tiles_of(task):
-        if not isinstance(tile.config, SplitConfig) or tile.config.split_k > 1:
-            continue
-        if not has_epilogue(tile, task, 2):
+        c = tile.config
+        if not isinstance(c, SplitConfig) or c.split_k > 1 or not has_epilogue(tile, task, 2):
             continue
         most = min(_SMS // max(1, _num_tiles(tile, task)), task.k // _C["split_least_k"])
         for splits in _C["splits"]:
             if splits > most:
                 break
-            us, config = estimate(tile, task, _SMS, splits), SplitKWorkspace(tile.config, splits)
+            us, config = estimate(tile, task, _SMS, splits), SplitKWorkspace(c, splits)
             if us < least and config.refusal(task, device) is None:  # last: it takes the longest
                 best, least = config, us
     return () if best is None else (best,)

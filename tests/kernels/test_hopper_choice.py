@@ -33,7 +33,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
         assert not isinstance(gemm.choose_config(large, arch), sm90_heuristic.CONFIGS)
     rare = tuple(tile.config for tile in sm90_heuristic.table("16-bit, a MN-major"))
     known = CONFIGS[1:] if layout == K_MAJOR else rare
-    epilogues = "tma_store", "residual", "floats", "general"
+    epilogues = "tma_store", "activated", "residual", "floats", "general"
     either = [gemm.configs(replace(large, epilogue=x), "host") for x in epilogues]
     assert set(known) < {config for configs in either for config in configs}
     assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), sm90_heuristic.CONFIGS)

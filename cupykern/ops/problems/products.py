@@ -354,7 +354,7 @@ def variants(
                         found[gemm.variant(few_rows, skinny)] = None
                 # For other layouts rows always count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
-                epilogues = "tma_store", "residual", "floats", "general"
+                epilogues = "tma_store", "activated", "residual", "floats", "general"
                 for epilogue, aligned in itertools.product(epilogues, alignments):
                     general = replace(task, epilogue=epilogue, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))

@@ -186,7 +186,7 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
         for m in skinny_heuristic.SIZES:
             for skinny in skinny_heuristic.configs(replace(task, m=m), device(arch)):
                 found[gemm.variant(task, skinny)] = None
-        for name in ("tma_store", "residual", "floats", "general"):
+        for name in ("tma_store", "activated", "residual", "floats", "general"):
             epilogue = replace(task, epilogue=name, epilogue_decoded=name)
             configs = gemm.configs(epilogue, arch)
             for config in sm90_heuristic.compiled_ahead(epilogue, configs):

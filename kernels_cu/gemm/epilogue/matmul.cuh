@@ -16,13 +16,16 @@
 namespace gemm {
 
 // The epilogue of a kernel.  A kernel has only one, to avoid instruction cache misses.
-// TmaStore: 16-bit outputs without residual.
+// TmaStore: 16-bit outputs without residual and activation.
+// Activate: 16-bit outputs with an activation, without residual.  Apart, because activations are half
+// of the code.
 // AddResidual: 16-bit outputs and a residual of their dtype, which TMA loads.
 // Floats: FP32 outputs without residual and activation.
 // General: all others.  There kTmaEpilogue selects a TMA store too: with scales of both 16-bit
 // matrices, and of parts of FP32; of a formula, that TMA loads an operand.
 // Partials: the FP32 accumulators as they are, without staging, for split-K with a workspace.
 struct TmaStore {};
+struct Activate {};
 struct AddResidual {};
 struct Floats {};
 struct General {};
@@ -85,9 +88,13 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using WorkTile = typename Mainloop::WorkTile;
     static constexpr bool kGeneral = kSame<Kind, General>, kFloats = kSame<Kind, Floats>;
     static constexpr bool kPartials = kSame<Kind, Partials>, kAdds = kSame<Kind, AddResidual>;
-    static_assert(kGeneral || kFloats || kPartials || kAdds || kSame<Kind, TmaStore>,
+    static_assert(kGeneral || kFloats || kPartials || kAdds || kSame<Kind, TmaStore> ||
+                      kSame<Kind, Activate>,
                   "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
+    // Row and column scales leave no registers for activations.
+    static constexpr bool kActivates =
+        (kGeneral || kAdds || kSame<Kind, Activate>) && sizeof(typename Mainloop::ElementA) == 2;
     static constexpr bool kScaledParts = Mainloop::kScaledParts;
     static constexpr bool kByBlock = kScaledParts || Mainloop::kBlockScales;
     static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
@@ -188,7 +195,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                        broadcast,     scales, epilogue.params.epilogue,
                                        row,           count,  residual};
             if constexpr (kFloats) store.store_floats(accumulator);
-            else store.template store<kAdds>(accumulator);
+            else store.template store<kAdds, kActivates>(accumulator);
         }
         // Runs all tiles of the block if epilogue and mainloop allow it; otherwise returns false.
         template <class Scheduler>
@@ -311,7 +318,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                      count,
                                                      residual};
                     if constexpr (kFloats) store.store_floats(accumulator);
-                    else store.template store<kAdds>(accumulator);
+                    else store.template store<kAdds, kActivates>(accumulator);
                 } else {
                     RowScaleFragment<Tile> scales;
                     scales.load(broadcast, row);

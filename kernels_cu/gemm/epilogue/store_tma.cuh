@@ -41,8 +41,6 @@ template <class Tile> struct StoreTma {
     static constexpr bool kScales = Tile::kScales, kGeneral = Tile::kGeneral;
     static constexpr int kMmasM = Tile::kMmasM, kCols = Tile::kCols;
     static constexpr int kChunk = Tile::kChunk, kChunks = Tile::kChunks, kBoxes = Tile::kBoxes;
-    // Row and column scales leave no registers for activations.
-    static constexpr bool kActivates = sizeof(typename Mainloop::ElementA) == 2;
 
     typename Tile::Staging& staging;
     int& box;
@@ -229,8 +227,8 @@ template <class Tile> struct StoreTma {
             box ^= 1;
         }
     }
-    // kAdds: 16-bit outputs with a residual.
-    template <bool kAdds> DEVICE void store(const Accumulator& accumulator) const {
+    // kAdds: 16-bit outputs with a residual.  kActivates: with an activation, if there is one.
+    template <bool kAdds, bool kActivates> DEVICE void store(const Accumulator& accumulator) const {
         if constexpr (kGeneral && !kAdds) {
             if (params.out_dtype == kFloat) return store_floats(accumulator);
         }

@@ -14,7 +14,6 @@ template <class Tile> struct StoreTmaSwapAB {
     using Broadcast = TileBroadcast<Tile>;
     static constexpr int kValues = Tile::kValues, kSlices = Tile::kSlices;
     static constexpr int kSlicesOfChunk = Tile::kSlicesOfChunk, kMmasM = Tile::kMmasM;
-    static constexpr bool kActivates = sizeof(typename Tile::Mainloop::ElementA) == 2;
     using Picked = typename Tile::Mainloop::ElementAccumulator[kValues];
     using Values = float[kValues];
 
@@ -112,8 +111,9 @@ template <class Tile> struct StoreTmaSwapAB {
             box ^= 1;
         }
     }
-    // kAdds: adds the residual, and loads the residual of the next box.
-    template <bool kAdds> DEVICE void store(const Accumulator& accumulator) const {
+    // kAdds: adds the residual, and loads the residual of the next box.  kActivates: applies the
+    // activation, if there is one.
+    template <bool kAdds, bool kActivates> DEVICE void store(const Accumulator& accumulator) const {
         const typename Tile::OwnChunks own;
         const float alpha = broadcast.alpha(params);
         Picked picked;
