@@ -17,8 +17,7 @@ namespace gemm {
 
 // The epilogue of a kernel.  A kernel has only one, to avoid instruction cache misses.
 // TmaStore: 16-bit outputs without residual and activation.
-// Activate: 16-bit outputs with an activation, without residual.  Apart, because activations are half
-// of the code.
+// Activate: 16-bit outputs with an activation, without residual.  Activations are half of its code.
 // AddResidual: 16-bit outputs and a residual of their dtype, which TMA loads.
 // Floats: FP32 outputs without residual and activation.
 // General: all others.  There kTmaEpilogue selects a TMA store too: with scales of both 16-bit
