@@ -49,7 +49,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "granularity": (*_NAMES, None, "col"),
     "block": (
         *((0, 128), (128,), (1, 2, 3), (1.5, 2), (-1, 128), (2**20, 2**10)),
-        *("128", None, [1, 128]),
+        *("128", None, [1, 0]),
     ),
     "layout": (*_NAMES, None, "bhds"),
     "activation": (*_NAMES, "swish"),

@@ -20,6 +20,7 @@ import numpy as np
 
 from ... import dtypes
 from ...check import GuardedArray, Violation
+from ...gemm import gemm
 from ...gemm.decode_first import DecodeFirst
 from ...gemm.gemm_task import GemmTask
 from ...gemm.product import K_MAJOR
@@ -154,12 +155,15 @@ def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
 
 
 def _configs(op: Op, problem: Any, arch: str) -> Sequence[Any]:
-    """Return the problem's configs.
+    """Return the problem's configs that also support the general epilogue, if a call may need it.
 
-    The problem does not say which scales of NVFP4 operands are numbers and which are in memory.
-    With both kinds, DecodeFirst runs the general epilogue, so its config must support that.
+    The problem does not say the residual's dtype, nor which scales of NVFP4 operands are numbers
+    and which are in memory: both decide the epilogue.
     """
     configs = op.configs(problem, arch)
+    if isinstance(problem, MatmulProblem) and problem.residual is not None:
+        task = replace(products.task_of(problem), epilogue="general")
+        return [config for config in configs if gemm.refusal(config, task, arch) is None]
     if not isinstance(problem, ScaledProblem):
         return configs
     p = problem.product
