@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..arguments import config_class
 from ..kernels import Variant
 from ..targets import Device
@@ -27,16 +25,12 @@ class DecodeFirst:
     def num_threads(self) -> int:
         return self.config.num_threads
 
-    def decoded(self, task: GemmTask) -> GemmTask:
-        """The task of the second launch."""
-        return replace(task.decoded, epilogue=task.epilogue_decoded)
-
     def shared_bytes(self, task: GemmTask) -> int:
-        return self.config.shared_bytes(self.decoded(task))
+        return self.config.shared_bytes(task.decoded)
 
     def variant(self, task: GemmTask) -> Variant:
         """The variant of the second launch."""
-        return self.config.variant(self.decoded(task))
+        return self.config.variant(task.decoded)
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
@@ -44,4 +38,4 @@ class DecodeFirst:
             return f"DecodeFirst is for NVFP4 weights; got {task.b}"
         if task.scale_vectors or task.block_scales:
             return "Hopper's epilogues of 16-bit operands take one scale of all elements"
-        return self.config.refusal(self.decoded(task), device)
+        return self.config.refusal(task.decoded, device)

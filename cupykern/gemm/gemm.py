@@ -253,10 +253,10 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
 
         return split_plan(target, product, config.splits, of_splits)
     if isinstance(config, DecodeFirst):
-        mainloop, decoded = config.config, config.decoded(task)
+        mainloop = config.config
 
         def of_decoded(p: Product) -> Sm90Plan:
-            return sm90_plan(target, p, decoded, mainloop)
+            return sm90_plan(target, p, task.decoded, mainloop)
 
         return decoded_plan(target, product, ("a", "b", "b2"), of_decoded)
     plan: Any = sm90_plan

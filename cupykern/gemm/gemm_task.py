@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -94,13 +95,12 @@ class GemmTask:
         """Whether b is converted in registers."""
         return self.a.itemsize != self.b.itemsize
 
-    @property
+    @cached_property
     def decoded(self) -> GemmTask:
-        """The task with narrower operands replaced by 16-bit elements in memory."""
-        if self.b != FP4 and not self.mixed_input:
-            return self
+        """The task of the product if its NVFP4 operands are first decoded to 16-bit elements in
+        memory (DecodeFirst)."""
         dtype = compute_dtype(self.a, self.b)
-        return replace(self, a=dtype, b=dtype)
+        return replace(self, a=dtype, b=dtype, epilogue=self.epilogue_decoded)
 
     @property
     def swapped(self) -> GemmTask:

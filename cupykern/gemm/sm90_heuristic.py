@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 from typing import Any, cast
 
 from .. import dtypes, tuned
@@ -235,22 +236,24 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     ]
     few = None if is_modelled(task) else _slices_k(task)
 
-    def other(tile: Tile) -> bool:
-        """Whether `tile` does not suit the task; it is then sorted behind the others."""
-        is_other = few is not None and _is_for_few_rows(tile.kernel) != few
-        return is_other or not _splits_few_tiles(tile, task)
+    def order(tile: Tile, blocks: int) -> tuple[bool, float]:
+        """Tiles that do not suit the task come last."""
+        other = few is not None and _is_for_few_rows(tile.kernel) != few
+        return other or not _splits_few_tiles(tile, task), estimate(tile, task, blocks)
 
-    fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
-    if not fitting:
+    timed = sorted(((order(tile, _SMS), tile) for tile in fitting), key=itemgetter(0))
+    if not timed:
         return _accumulators_first(task, device)
-    first = fitting[0]
+    (_, fastest_us), first = timed[0]
 
-    def order(tile: Tile) -> tuple[bool, bool, float]:
-        same = _accumulation(tile.kernel) == _accumulation(first.kernel)
-        return other(tile), not same, estimate(tile, task, device.multiprocessors)
+    def same_bits_first(of: tuple[tuple[bool, float], Tile]) -> tuple[bool, bool, float]:
+        usual, tile = of
+        is_usual = device.multiprocessors == _SMS
+        other, us = usual if is_usual else order(tile, device.multiprocessors)
+        return other, _accumulation(tile.kernel) != _accumulation(first.kernel), us
 
-    split = _with_workspace(task, device, estimate(first, task, _SMS))
-    return (*split, *(tile.config for tile in sorted(fitting, key=order)))
+    split = _with_workspace(task, device, fastest_us)
+    return (*split, *(tile.config for _, tile in sorted(timed, key=same_bits_first)))
 
 
 def _accumulators_first(task: GemmTask, device: Device) -> tuple[SplitKWorkspace, ...]:
@@ -264,7 +267,7 @@ def _accumulators_first(task: GemmTask, device: Device) -> tuple[SplitKWorkspace
         if isinstance(tile.config, SplitConfig)
     )
     times = {
-        config: estimate(replace(tile, cold_us=0.0), config.split(task), _SMS)
+        config: estimate(tile, config.split(task), _SMS)
         for tile, config in configs
         if config.refusal(task, device) is None
     }
@@ -316,9 +319,11 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
         for splits in _C["splits"]:
             if splits > most:
                 break
-            us, config = estimate(tile, task, _SMS, splits), SplitKWorkspace(c, splits)
-            if us < least and config.refusal(task, device) is None:  # last: it takes the longest
-                best, least = config, us
+            us = estimate(tile, task, _SMS, splits)
+            if us < least:
+                config = SplitKWorkspace(c, splits)
+                if config.refusal(task, device) is None:
+                    best, least = config, us
     return () if best is None else (best,)
 
 
@@ -343,7 +348,7 @@ def has_epilogue(tile: Tile, task: GemmTask, splits: int = 1) -> bool:
     if splits > 1:
         return "tma_store" in tile.epilogues
     if isinstance(tile.config, DecodeFirst):
-        task = tile.config.decoded(task)
+        task = task.decoded
     if task.formula is not None:
         return True
     return ("general" if task.epilogue == "general" else "tma_store") in tile.epilogues
@@ -367,7 +372,7 @@ def estimate(
     """
     if splits > 1:
         part = SplitKWorkspace(cast(SplitConfig, tile.config), splits).split(task)
-        first = estimate(replace(tile, cold_us=0.0), part, blocks, 1, constants)
+        first = estimate(tile, part, blocks, 1, constants)
         adds = splits * task.m * task.n * constants["split_element"]
         return float(first + constants["split_launch"] + adds)
     c, before, num_tiles = tile.kernel, decode_a_us(task, constants), _num_tiles(tile, task)
@@ -375,7 +380,7 @@ def estimate(
         per_element = constants["decode_element"][task.kernel]
         size = task.batch * task.products * task.n * task.k
         before += constants["decode"][task.kernel] + size * per_element
-        task = tile.config.decoded(task)
+        task = task.decoded
     if tile.cold_us and task.epilogue == "general":
         before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):

@@ -134,7 +134,7 @@ def _without_memory_bound(
     for sample in found:
         config, task = sample.tile.config, sample.task
         if isinstance(config, DecodeFirst):
-            task = config.decoded(task)
+            task = task.decoded
         elif sample.splits > 1:
             task = SplitKWorkspace(cast(SplitConfig, config), sample.splits).split(task)
         unbound = sample.predict(times, blocks, linear)
