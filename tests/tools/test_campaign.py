@@ -162,20 +162,34 @@ def test_products_are_of_every_pair_of_dtypes():
         assert len(named) == len(products.pairs(op))
 
 
+def run_for_hopper(subject, seed, gpu):
+    """Launch what the campaign draws for an H200.  Raises if the config does not fit."""
+    name, *names = subject.split()
+    op, on_hopper = BY_NAME[name], SimpleNamespace(name="cuda", arch="sm_90a", xp=np)
+    drawn = products.draw(op, tuple(names), seed, on_hopper)
+    call = on_fake_gpu(drawn.call, gpu)
+    out = gpu.array(drawn.expected.shape, drawn.expected.dtype)
+    given = {"out": out} if products.takes_out(drawn, seed) else {}
+    op.run(*call.args, **call.kwargs, **given)
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch, exhaustive):
-    name, *names = subject.split()
-    op = BY_NAME[name]
     monkeypatch.setattr(products, "CONFIG_EVERY", 1)
-    on_hopper = SimpleNamespace(name="cuda", arch="sm_90a", xp=np)
     with fake_gpu(monkeypatch, 1 << 28) as gpu:
         for seed in range(20 if exhaustive else 5):
             gpu.reuse()
-            drawn = products.draw(op, tuple(names), seed, on_hopper)
-            call = on_fake_gpu(drawn.call, gpu)
-            out = gpu.array(drawn.expected.shape, drawn.expected.dtype)
-            given = {"out": out} if products.takes_out(drawn, seed) else {}
-            op.run(*call.args, **call.kwargs, **given)
+            run_for_hopper(subject, seed, gpu)
+
+
+@pytest.mark.parametrize(
+    ("subject", "seed"),
+    [("matmul float16 int8", 1000009), ("matmul bfloat16 float8_e4m3fn", 1000142)],
+)
+def test_configs_fit_a_residual_of_any_dtype(subject, seed, monkeypatch):
+    """Tiles of the epilogue that adds a residual of the result's dtype, which these have not."""
+    with fake_gpu(monkeypatch, 1 << 28) as gpu:
+        run_for_hopper(subject, seed, gpu)
 
 
 def test_sums_of_products_come_near_to_the_limit():
