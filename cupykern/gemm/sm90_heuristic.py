@@ -163,10 +163,11 @@ def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
         covers &= task.epilogue != "activated" or task.a_decoded.a in FLOAT16S
         yield from [x for x in configs if covers and isinstance(x, Sm90Config)][:1]
         return
-    others = task.a == dtypes.float16 or task.b in (dtypes.int8, dtypes.float8_e5m2)
-    if task.epilogue == "general" and task.kernel == "gemm" and task.a in FLOAT16S and others:
+    a = task.a_decoded.a
+    others = a == dtypes.float16 or task.b in (dtypes.int8, dtypes.float8_e5m2)
+    if task.epilogue == "general" and task.kernel == "gemm" and a in FLOAT16S and others:
         return
-    on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
+    on_call = {tile.config for tile in tiles_of(task) if tile.on_call and has_epilogue(tile, task)}
     ahead = [x for x in configs if x not in on_call and not isinstance(x, SplitKWorkspace)]
     yield from ahead
     if not any(isinstance(x, Sm90Config) for x in ahead):  # another architecture's
