@@ -90,21 +90,22 @@ def test_formulas_with_several_results(target):
 
 
 @needs.hopper
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("n", [456, 300])  # stored by TMA, by threads
 @pytest.mark.parametrize(
     ("config", "scales"),
     [*((c, "rows") for c in CONFIGS), *((c, "blocks of b") for c in BLOCK_CONFIGS)],
     ids=str,
 )
-def test_every_schedule_gives_the_same_bits(config, scales):
+def test_every_schedule_gives_the_same_bits(config, scales, n):
     """Tiles of a block follow one another: of few blocks."""
-    for n in (456, 300):  # by TMA, by threads
-        problem = DualProblem(70, n, 400, "bfloat16", E4M3, scales=scales)
-        bits = set()
-        for schedule in SCHEDULES:
-            with host.use(schedule=schedule) as target:
-                (y,) = compute(target, problem, config)
-                bits.add(y.tobytes())
-        assert len(bits) == 1
+    problem = DualProblem(70, n, 400, "bfloat16", E4M3, scales=scales)
+    bits = set()
+    for schedule in SCHEDULES:
+        with host.use(schedule=schedule) as target:
+            (y,) = compute(target, problem, config)
+            bits.add(y.tobytes())
+    assert len(bits) == 1
 
 
 @needs.hopper
@@ -188,10 +189,10 @@ def test_weights_whose_columns_are_contiguous_are_refused():
     [(("bfloat16", E4M3), "none"), (("float16", "int8"), "none"), (("bfloat16", E4M3), "blocks")],
     ids=str,
 )
-@pytest.mark.parametrize("epilogue", [None, GATES[2]])
-def test_compiles_without_spills(pair, scales, epilogue):
-    """Tiles that are compiled ahead, those with the most registers; as a formula's gate too."""
-    task = task_of(DualProblem(512, 512, 512, *pair, scales=scales, epilogue=epilogue))
+def test_a_formula_compiles_without_spills(pair, scales):
+    """By the tiles with the most registers, which are compiled ahead; the gate has them without a
+    formula."""
+    task = task_of(DualProblem(512, 512, 512, *pair, scales=scales, epilogue=GATES[2]))
     for tile in sm90_heuristic.tiles_of(task):
         if tile.on_call:
             continue

@@ -54,7 +54,7 @@ def test_references_and_samples_are_made_by_cupy(op, gpu, monkeypatch):
         assert check.compare(outputs, references, bounds).ok, problem
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("schedule", ["lifo", "sticky:1", "sticky:2"])
 @pytest.mark.parametrize("warp_size", [32, 64])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

@@ -53,12 +53,12 @@ def _compare(rng, num_rows: int, change: float, noise: float, before: int, kind:
 )
 @pytest.mark.parametrize("change, off", [(0.0, baseline.MARGIN), (baseline.MARGIN, 0.0)])
 def test_false_alarms_are_rare(change, off, before, kind, exhaustive):
-    """Of 100 benchmarks (200) of 20 rows that changed by no more than the margin, at most
-    FALSE_ALARMS / 2 reject a row, and as many keep one (three standard deviations more of that: 7,
-    12), at every noise."""
+    """Of 50 benchmarks (200) of 20 rows that changed by no more than the margin, at most
+    FALSE_ALARMS / 2 reject a row, and as many keep one (three standard deviations more of that), at
+    every noise."""
     rng = np.random.default_rng(1)
     limit = baseline.FALSE_ALARMS / 2
-    count = 200 if exhaustive else 100
+    count = 200 if exhaustive else 50
     most = count * limit + 3 * math.sqrt(count * limit)
     rejected = kept = 0
     for _ in range(count):
