@@ -190,15 +190,15 @@ def task_of(product: Product) -> GemmTask:
     task = replace(
         task,
         slow_activation=ACTIVATIONS[p.activation].slow or p.formula is not None,
-        epilogue=epilogue_of(with_a_decoded(p), task.mixed_input),
-        epilogue_decoded="tma_store"
-        if p.b.dtype != FP4
-        else epilogue_of(with_both_decoded(p), False),
         precision=p.precision,
         stored_a=p.stored[0],
         stored_b=p.stored[1],
         formula=None if p.formula is None else p.formula.code(p.out.dtype),
     )
+    if p.kernel == "gemm":  # the others have one epilogue for all results
+        task = replace(task, epilogue=epilogue_of(with_a_decoded(p), task.mixed_input))
+        if p.b.dtype == FP4:
+            task = replace(task, epilogue_decoded=epilogue_of(with_both_decoded(p), False))
     return fp16_accumulate_task(task) if p.fp16_accumulate else task
 
 

@@ -39,7 +39,7 @@ class GemmTask:
     nvfp4_tma: TMA can load b's NVFP4 codes.
     scale_vectors: a product with an NVFP4 b has a scale per row or column, not one of all elements.
     slow_activation: the activation takes many instructions (any but relu), or there is a formula.
-    epilogue: Hopper's cheapest one that suffices (sm90_epilogue.py: epilogue_of): "tma_store" for
+    epilogue: of "gemm", Hopper's cheapest one that suffices (sm90_epilogue.py): "tma_store" for
         16-bit results, "activated" with an activation, "residual" with a residual of the same
         dtype, or "floats" for FP32 results without activation, all with at most a bias per column;
         else "general".

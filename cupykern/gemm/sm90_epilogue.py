@@ -12,7 +12,7 @@ _SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
 
 
 def epilogue_of(product: Product, swap_ab: bool) -> str:
-    """The cheapest epilogue that computes `product` (GemmTask.epilogue).
+    """The cheapest epilogue that computes `product`, of one matrix B (GemmTask.epilogue).
 
     But for "general", 16-bit operands have at most one scale, which takes the place of alpha, and
     with a residual none.
@@ -21,15 +21,15 @@ def epilogue_of(product: Product, swap_ab: bool) -> str:
     if p.formula is not None or _are_parts(p) or not _allows_tma_epilogue(p, swap_ab):
         return "general"
     if p.residual is not None:
-        same = p.kernel == "gemm" and p.residual.dtype == p.out.dtype and not _has_scalar_scales(p)
+        same = p.residual.dtype == p.out.dtype and not _has_scalar_scales(p)
         fits = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
         return "residual" if fits else "general"
     if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
         return "general"
     if tma_stores(p.out, p.m, p.n):
         return "tma_store" if p.activation is None else "activated"
-    floats = p.kernel == "gemm" and p.activation is None
-    return "floats" if floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,)) else "general"
+    floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
+    return "floats" if floats else "general"
 
 
 def general_kind(product: Product, swap_ab: bool) -> int:

@@ -461,3 +461,31 @@ def test_bench_wants_three_sizes_and_whole_groups():
     ):
         with pytest.raises(ValueError, match=says):
             DUAL.bench_problem(shape, dtype)
+
+
+@pytest.mark.parametrize("n", [128, 129])
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "float32" not in pair], ids=str)
+def test_results_of_any_dtype_and_width_have_the_task_of_the_problem(
+    monkeypatch, pair, out_dtype, n
+):
+    """The gated epilogue stores all of them, so the same kind of config is chosen."""
+    problem = DualProblem(70, n, 256, *pair, layout_b1="F", layout_b2="F", out_dtype=out_dtype)
+    launched = []
+
+    def recorded(product):
+        launched.append(known(product))
+        return launched[-1]
+
+    known = gemm.task_of
+    monkeypatch.setattr(gemm, "task_of", recorded)
+    call = DUAL.inputs(problem, 0, np)
+    with host.use():
+        DUAL.run(*call.args, **call.kwargs)
+    assert {*launched} == {task_of(problem)}
+    plain = task_of(replace(problem, n=128, out_dtype="float16"))
+    kinds = {
+        type(gemm.choose_config(replace(task, m=4096, n=14336, k=4096), "sm_90a"))
+        for task in (launched[0], plain)
+    }
+    assert len(kinds) == 1

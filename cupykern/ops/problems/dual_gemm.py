@@ -290,7 +290,7 @@ def task_of(problem: DualProblem) -> GemmTask:
     formula = products.formula_of(call, (*batch, m, n), kinds, "gate")
     if formula is None:
         return task
-    return replace(task, slow_activation=True, epilogue="general", formula=formula.code(kinds[0]))
+    return replace(task, slow_activation=True, formula=formula.code(kinds[0]))
 
 
 def sample(
