@@ -126,8 +126,9 @@ def embedding_of(target: Target, b: Any) -> Any:
         return None
     matrices, (matrix_step,) = dims[0] if dims else (1, (0,))
     row, col = (step // b.itemsize for step in steps[-2:])
-    k_major = abs(row) < abs(col)
-    (far, far_step), (near, near_step) = (b.shape[-2], row), (b.shape[-1], col)
+    k, n = b.shape[-2:]
+    k_major = n == 1 or (k > 1 and abs(row) < abs(col))  # a dim of size 1 has a stride of 0
+    (far, far_step), (near, near_step) = (k, row), (n, col)
     if k_major:
         far, far_step, near, near_step = near, near_step, far, far_step
     pitch = -(-2 * near // _PITCH) * _PITCH

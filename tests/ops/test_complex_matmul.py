@@ -9,6 +9,7 @@ from products import compare
 
 import cupykern
 from cupykern import OPS, reference
+from cupykern.gemm import complex64
 from cupykern.numerics import to_numpy
 from cupykern.ops.complex_matmul import ComplexProblem
 
@@ -80,3 +81,16 @@ def test_the_reference_of_real_products_refuses_complex_numbers():
         reference.matmul(z, z)
     with pytest.raises(TypeError, match=r"reference\.complex_matmul_bound"):
         reference.matmul_bound(z, z, reference=(z,))
+
+
+@pytest.mark.parametrize("shape", [(4096, 1), (1, 4096)])
+def test_vectors_are_embedded_in_as_many_elements_as_they_have(shape, monkeypatch):
+    """As rows, not as columns: those would be padded to 16 times as many."""
+    made = []
+    known = complex64.embedding_of
+    monkeypatch.setattr(
+        complex64, "embedding_of", lambda *given: made.append(known(*given)) or made[-1]
+    )
+    a, b = np.ones((2, shape[0]), np.complex64), np.ones(shape, np.complex64)
+    cupykern.matmul(a, b)
+    assert made and all(np.prod(one.shape) == 4 * b.size for one in made)
