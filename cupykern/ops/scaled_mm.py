@@ -168,12 +168,13 @@ def _transposed(
     arguments.same_place("b", b, a.data, "a")
     if b.dtype not in product.FLOAT16S:
         raise TypeError(f"b must be NvFp4, float16 or bfloat16 where a is NvFp4; got {b.dtype}")
+    given = each_dtype(formula, out_dtype)
     if formula.reduces_rows:  # the transposed product would reduce columns
+        _check_given(a, b, scale_a, scale_b, bias, out, given[0] or "float32", formula)
         product_alone: Any = scaled_mm(a, b, scale_a, scale_b, out_dtype="float32", config=config)
         return _apply(formula, product_alone, out_dtype, out)
     options: dict[str, Any] = {"activation": activation, "config": config}
     options["bias"] = transposed_addend(bias)
-    given = each_dtype(formula, out_dtype)
     options["out_dtype"] = tuple("float32" if dtype is None else dtype for dtype in given)
     options["epilogue"], options["operands"] = formula.transposed()
     try:
@@ -220,11 +221,14 @@ def _apply(formula: ReadFormula, total: Array, out_dtype: ResultDTypes, out: Arr
     empty = maker(namespace(total))
     dtype = tuple("float32" if one is None else one for one in each_dtype(formula, out_dtype))
     *rows, n = total.shape
+    whole = expression.plus(_PRODUCT)
+    if whole is not expression:  # the formula has accumulators
+        operands = {**operands, _PRODUCT: total}
     return matmul.matmul(
         empty((*rows, 0), dtypes.float16),
         empty((0, n), dtypes.float16),
-        epilogue=expression.plus(_PRODUCT),
-        operands={**operands, _PRODUCT: total},
+        epilogue=whole,
+        operands=operands,
         out_dtype=dtype,
         out=out,
     )

@@ -339,3 +339,19 @@ def test_they_compile_without_local_memory(arch):
         except UnavailableError as missing:
             pytest.skip(str(missing))
         assert not usage.local_bytes and not usage.warnings
+
+
+def test_a_formula_without_accumulators_beside_an_nvfp4_a(target):
+    """The transposed product is not computed for it: nothing of the result depends on it."""
+    a, b = random_nvfp4("unit", (8, 64), 1, target.xp, "C"), random(target, (64, 16), "float16", 2)
+    s = target.xp.arange(16, dtype=np.float32)
+    y, largest = cupykern.scaled_mm(a, b, operands={"s": s}, epilogue="s, row_max(s)")
+    assert (to_numpy(y) == np.arange(16)).all() and (to_numpy(largest) == 15).all()
+
+
+def test_out_beside_an_nvfp4_a_is_checked_before_a_launch(target):
+    a, b = random_nvfp4("unit", (16, 64), 1, target.xp, "C"), random(target, (64, 16), "float16", 2)
+    for out, error in ((b[:16], "overlap"), (target.xp.empty((3, 16), np.float16), "shape")):
+        with pytest.raises(ValueError, match=error):
+            options = {"out_dtype": ("float16", None), "out": out}
+            cupykern.scaled_mm(a, b, epilogue="acc, row_max(acc)", **options)
