@@ -10,7 +10,6 @@ reach `_SHARE` of these.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 from .. import tuned
 from ..precisions import SPLITS, AnyParts, Fp16x3
@@ -36,7 +35,6 @@ FmaConfig = FmaGemmConfig | SkinnyGemmConfig
 Float32Config = FmaConfig | SplitFloat32
 
 
-@cache
 def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
     """The legal configs of `task` on `device`, the estimated fastest first.
 

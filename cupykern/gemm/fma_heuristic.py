@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 
 from .. import tuned
 from ..targets import Device
@@ -37,11 +36,6 @@ def configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
     Splits of k change the order of accumulation, tiles do not.  So the splits depend on the task
     and the architecture alone, not on the SM count.
     """
-    return _configs(task, device)
-
-
-@cache
-def _configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
     found = [
         config
         for tile in TILES

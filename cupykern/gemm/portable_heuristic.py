@@ -154,7 +154,6 @@ def _dual_tiles(
     return (large, small) if keeps_small else (large,)
 
 
-@cache
 def configs(task: GemmTask, device: Device) -> tuple[GemmConfig, ...]:
     """The legal configs of `task` on `device`, the preferred one first."""
     kinds = (device.arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
