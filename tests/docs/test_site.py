@@ -66,7 +66,7 @@ def _has_the_notebook_with_outputs(site: Path) -> None:
     """Its cells ran, with their assertions: else the site is not built."""
     text = (site / "recipes/notebook.html").read_text()
     assert "over its bound 0." in text and "largest error" in text and "image/png" in text
-    assert "Rows(num_threads=" in text  # the config that tune kept
+    assert "'fifo': " in text and "Rows(num_threads=" in text  # schedules; the config tune kept
 
 
 def _has_the_operators_of_torch(site: Path) -> None:
